@@ -16,7 +16,8 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import documents
-from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, with_random_weights
+from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load
+from gradlogz.probing.inside.random_models import with_random_weights
 from support.pretrained import SENTENCES, folder, minilm
 
 REACTIONS = ["CC[O-]~[Na+].BrCC>>CCOCC", "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"]

@@ -114,6 +114,12 @@ ERRORS = [
     ),
     (
         ValueError,
+        "probe: draws",
+        "at least 2",
+        lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], draws=1),
+    ),
+    (
+        ValueError,
         "probe: predictions",
         "luck",
         lambda: gradlogz.probe(nn.Linear(8, 8), None, ["text"], predictions=["luck"]),

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradlogz.probing.runs.findings import Findings
 from gradlogz.probing.runs.records import Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
+from gradlogz.probing.runs.replicates import Replicates, place_of
 from gradlogz.probing.runs.run_folder import Run, read_run, write_run
 
-FIELDS = ("facts", "rows", "claims", "tokens", "declarations")
+FIELDS = ("facts", "rows", "claims", "tokens", "declarations", "replicates")
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -92,6 +94,7 @@ def run_of(seed):
                 remarks={"tied": "They are tied."},
             )
         },
+        {place_of(row): Replicates(torch.tensor([0.5, math.nan] * 100), 6.5)},  # of the first of two heads
     )
     return Run({"name": "tiny"}, {"source": "a.txt"}, seed, "probe tiny", {"tokens": 15}, {"pass": 0.1}, findings)
 
@@ -100,6 +103,8 @@ def same(one, other):
     """Equality to the last bit, NaN equal to NaN."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(-7.0), other.nan_to_num(-7.0))
     if isinstance(one, Findings):
         return all(same(getattr(one, n), getattr(other, n)) for n in FIELDS)
     if isinstance(one, tuple):
@@ -194,7 +199,7 @@ def test_a_run_of_the_first_format_is_read(tmp_path):
     assert not (place / "statistics.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["run.json", "findings.json", "findings.parquet"])
+@pytest.mark.parametrize("name", ["run.json", "findings.json", "findings.parquet", "replicates.safetensors"])
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "gone", "empty"])
 def test_damage_is_seen_and_the_file_named(tmp_path, name, damage):
     place = write_run(tmp_path / "run", run_of(1))
@@ -208,6 +213,31 @@ def test_damage_is_seen_and_the_file_named(tmp_path, name, damage):
         read_run(place)
     write_run(place, run_of(2))  # a damaged run is still a run, and may be made again
     assert same(read_run(place), run_of(2))
+
+
+def test_a_run_without_replicates_or_with_damaged_ones_is_read(tmp_path):
+    place = write_run(tmp_path / "run", run_of(1))
+    said = json.loads((place / "run.json").read_text())
+    del said["files"]["replicates.safetensors"]  # as runs of earlier versions are
+    (place / "run.json").write_text(json.dumps(said))
+    (place / "replicates.safetensors").write_bytes(b"numbers")
+    with pytest.raises(ValueError, match=r"replicates\.safetensors"):
+        read_run(place)
+    assert any("replicates.safetensors" in note for note in read_run(place, strict=False).notes)
+    (place / "replicates.safetensors").unlink()
+    old = read_run(place)
+    assert same(old.findings.rows, run_of(1).findings.rows)
+    assert (old.findings.replicates, old.notes) == ({}, ())
+
+
+def test_replicates_of_other_rows_are_refused(tmp_path):
+    place = write_run(tmp_path / "run", run_of(1))
+    findings = json.loads((place / "findings.json").read_text())
+    del findings["rows"][2]
+    (place / "findings.json").write_text(json.dumps(findings))
+    (place / "run.json").write_text(json.dumps({**json.loads((place / "run.json").read_text()), "files": {}}))
+    with pytest.raises(ValueError, match="other rows"):
+        read_run(place)
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):

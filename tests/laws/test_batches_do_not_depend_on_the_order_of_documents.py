@@ -88,25 +88,50 @@ def test_the_choice_does_not_depend_on_the_order(seed, tokens, shuffle):
     assert rows_of(batches(iter(texts), tokenizer(), tokens=tokens)) == expected
 
 
-@given(seed=st.integers(0, 20), tokens=st.integers(1, 12_000))
-def test_groups_are_filled_to_one_level(seed, tokens):
-    texts = corpus(200, seed)
-    every = [0] * GROUPS
-    taken = [0] * GROUPS
-    for counts, limit in ((every, None), (taken, tokens)):
-        for batch in batches(texts, tokenizer(), tokens=limit):
-            counts[batch.group] += int(batch.inputs["attention_mask"].sum())
-    # the level by bisection: what no group exceeds, and all reach that have as much
-    low, high = 0.0, float(max(every))
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(min(n, middle) for n in every) < tokens else (low, middle)
-    window = 32
-    for have, took in zip(every, taken, strict=True):
-        assert 0 < took <= have
-        assert abs(took - min(have, high)) <= window
-    if tokens > sum(every):
-        assert taken == every
+def test_every_window_is_read_with_the_same_probability():
+    """Beginnings and ends, of long documents and of short ones; and in the mean no length is preferred by the limit."""
+    draw = random.Random(1)
+    lengths = [600, 590, 400, *(draw.randint(2, 30) for _ in range(45))]
+    texts = [Document(f"{i}", " ".join(draw.choices(WORDS, k=length))) for i, length in enumerate(lengths)]
+    windows = rows_of(batches(texts, tokenizer(), tokens=None))
+    kinds = {
+        "beginning of a long document": [w for w in windows if int(w[0]) < 3 and w[1] == 0],
+        "rest of a long document": [w for w in windows if int(w[0]) < 3 and w[1] > 0],
+        "short document": [w for w in windows if int(w[0]) >= 3 and len(windows[w]) <= 16],
+        "document of a window": [w for w in windows if int(w[0]) >= 3 and len(windows[w]) > 16],
+    }
+    samples = [set(rows_of(batches(texts, tokenizer(), tokens=300, seed=seed))) for seed in range(250)]
+    expected = sum(map(len, samples)) / len(samples) / len(windows)
+    for kind, members in kinds.items():
+        share = torch.tensor([len(sample & set(members)) / len(members) for sample in samples])
+        error = 4 * float(share.std()) / len(samples) ** 0.5
+        assert float(share.mean()) == pytest.approx(expected, abs=error), kind
+    tokens = torch.tensor([[float(sum(len(windows[w]) for w in sample)), len(sample)] for sample in samples]).mean(0)
+    mean_length = sum(map(len, windows.values())) / len(windows)
+    assert float(tokens[0] / tokens[1]) == pytest.approx(mean_length, rel=0.02)
+
+
+@given(seed=st.integers(0, 5), tokens=st.integers(1, 12_000))
+def test_the_limit_is_reached_by_the_last_window(seed, tokens):
+    texts = corpus(100, seed)
+    everything = batches(texts, tokenizer(), tokens=None)
+    windows = rows_of(everything)
+    found = batches(texts, tokenizer(), tokens=tokens, seed=seed)
+    rows = rows_of(found)
+    assert all(windows[window] == ids for window, ids in rows.items())
+    if tokens >= everything.report.tokens:
+        assert (rows, found.report.left) == (windows, 0)
+    else:
+        assert tokens <= found.report.tokens < tokens + 32
+        counts = [(sum(w[0] == d.name for w in rows), sum(w[0] == d.name for w in windows)) for d in texts]
+        assert found.report.left == sum(read < present for read, present in counts)
+
+
+def test_the_effective_number_of_documents_is_that_of_kish():
+    found = batches([Document(f"{i}", "aa " * n) for i, n in enumerate((10, 10, 40))], tokenizer(False), tokens=None)
+    list(found)
+    assert found.report.effective == pytest.approx(60**2 / (10**2 + 10**2 + 40**2))
+    assert "effective number 2.0" in found.report.words()
 
 
 def test_other_seeds_choose_other_documents():
@@ -116,11 +141,11 @@ def test_other_seeds_choose_other_documents():
 
 
 def test_documents_beyond_the_limit_are_not_kept():
-    """A corpus without end is read in bounded memory: what is held is eight times the limit at most."""
+    """A corpus without end is read in bounded memory: what is held is the limit and one window at most."""
     held = batches(corpus(3000, longest=30), tokenizer(), tokens=200)
     list(held)
-    assert held.report.left + held.report.documents >= 3000
-    assert held.report.tokens < 200 + GROUPS * 32
+    assert held.report.left + held.report.documents == 3000
+    assert 200 <= held.report.tokens < 200 + 32
 
 
 def test_a_stream_is_given_back_before_it_ends():

@@ -22,7 +22,7 @@ from gradlogz.probing.passes import memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
-from gradlogz.probing.predictions import ascent, known_predictions, tie
+from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
 from gradlogz.probing.predictions.qk_geometry import WHITENED
 from gradlogz.probing.statistics import GROUPS, merge
 from support.architectures import ARCHITECTURES
@@ -65,7 +65,8 @@ def test_findings_have_a_claim_for_every_prediction(words):
 
 def test_a_part_of_the_predictions_is_a_part_of_the_findings(words):
     found = gradlogz.probe(model(), words, TEXTS, predictions=["ascent"], tokens=None, baseline=0)
-    assert {row.prediction for row in found.rows} == {"ascent"}
+    assert {row.prediction for row in found.rows} == {"ascent", "identity"}  # the self-check is always among them
+    assert [claim.prediction for claim in found.claims] == ["ascent", "identity"]
 
 
 def test_a_model_in_training_is_left_as_it_was(words):
@@ -240,7 +241,7 @@ def test_a_single_document_is_measured_without_intervals(words):
 
 
 def test_the_interval_of_a_claim_is_about_its_value(words):
-    """Of an even number of layers the middle is between two of them, and so is the interval."""
+    """The interval of a median over heads or layers contains the median."""
     claims = [c for c in gradlogz.probe(model(), words, TEXTS, tokens=None).claims if not math.isnan(c.low)]
     assert {"symmetry", "tie"} <= {c.prediction for c in claims}
     assert all(c.low - 1e-12 <= c.value <= c.high + 1e-12 for c in claims)
@@ -253,7 +254,7 @@ def test_a_decoder_reads_what_its_encoder_does(words):
     inputs = placed(batch, one).inputs
     assert torch.equal(inputs["decoder_input_ids"], one._shift_right(batch.inputs["input_ids"]))
     found = gradlogz.probe(one, words, TEXTS, tokens=None, predictions=["identity", "entropy"])
-    assert found.claims[0].verdict == "supported"
+    assert found.claims[0].verdict == "passed"
     assert {f.layer.split(".")[0] for f in found.rows} == {"encoder", "decoder"}
 
 
@@ -347,3 +348,58 @@ def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(wo
     assert found.baseline is None
     assert "reset_parameters" in found.facts["without_baseline"]
     assert "without a random" in str(running.evaluate(found, predictions=["entropy"]))
+
+
+MATCHED = entropy.PREDICTION
+
+
+def test_matched_models_are_measured_where_a_prediction_asks_for_them(words):
+    planted, wanted = model(), [MATCHED, ascent.PREDICTION]
+    measured, again = (
+        running.measure(planted, words, documents(), tokens=None, predictions=wanted, draws=5) for _ in range(2)
+    )
+    assert set(measured.matched) == {"entropy"}
+    draws = measured.matched["entropy"]
+    assert len(draws) == 5
+    assert repr(draws) == repr(again.matched["entropy"])
+    places = [[row[:3] for row in rows] for rows in draws]
+    assert all(each == places[0] for each in places)
+    values = {tuple(row.value for row in rows if row.quantity == "entropy") for rows in draws}
+    assert len(values) == 5
+    for off in ({"draws": 0}, {"baseline": 0.0}):
+        assert running.measure(planted, words, documents(), tokens=None, predictions=wanted, **off).matched == {}
+
+
+def test_windows_are_dealt_to_matched_models(words):
+    """All of them if there are enough, and a few to each if there are not."""
+    windows = []
+    for batch in batching.batches(documents(), words, tokens=None, length=15):
+        windows = running._with_windows(windows, batch, 3)
+    assert len(windows) == 24
+    dealt = [[(n, int(s)) for b in running._dealt(windows, draw, 3) for n, s in zip(b.names, b.starts, strict=True)]
+             for draw in range(3)]  # fmt: skip
+    assert [len(each) for each in dealt] == [8, 8, 8]
+    assert len({window for each in dealt for window in each}) == 24
+    few = [running._dealt(windows, draw, 20) for draw in range(20)]
+    assert all(sum(len(b.keys) for b in each) == running.FEWEST for each in few)
+    assert all(b.inputs["input_ids"].shape[0] == len(b.keys) for each in few for b in each)
+
+
+def test_the_windows_of_matched_models_are_bounded(words, monkeypatch):
+    monkeypatch.setattr(running, "MOST", 2)
+    one, other = [], []
+    several = list(batching.batches(documents(), words, tokens=None, length=15))
+    for batch in several:
+        one = running._with_windows(one, batch, 3)
+    for batch in reversed(several):
+        other = running._with_windows(other, batch, 3)
+    assert len(one) == 6
+    assert {window.hash for window in one} == {window.hash for window in other}
+
+
+def test_a_model_of_unknown_modules_has_matched_models(words):
+    plain = Plain()
+    plain.fixed = Fixed()
+    measured = running.measure(plain, words, documents(), tokens=None, predictions=[MATCHED], draws=3)
+    assert measured.baseline is None
+    assert len(measured.matched["entropy"]) == 3

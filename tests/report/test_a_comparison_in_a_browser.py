@@ -28,6 +28,10 @@ def test_checkpoints_are_in_order_and_their_trends_are_drawn(opened, path):
     heads = one.page.locator("#table-claims th").all_inner_texts()
     assert heads == ["claim", "model <b>0", "model <b>100", "model <b>200"]
     assert rows_of(one, "claims")[0] == ["Heads choose.", "supported 0.5", "supported 0.6", "supported 0.7"]
+    entropy = [row for row in rows_of(one, "differences") if row[0] == "entropy"]
+    assert [row[1] for row in entropy] == ["model <b>100", "model <b>200"]
+    assert [float(row[3]) for row in entropy] == pytest.approx([0.1, 0.2])
+    assert all("to" in row[4] and row[6:] == ["no", "not paired", "supported"] for row in entropy)
     one.page.click("#table-claims a >> text=Heads choose.")
     figures = one.page.locator("#section-entropy [data-figure]:visible")
     assert figures.count() == 4
@@ -56,10 +60,11 @@ def test_the_trend_of_one_claim_is_seen_at_once_and_of_all_by_a_list(opened, pat
     expect(shown).to_have_attribute("data-drawn", "light")
     one.page.locator("#section-trends select").select_option("ascent: gain")
     expect(one.page.locator("#figure-trend-of-ascent [data-figure]")).to_have_attribute("data-drawn", "light")
-    x = one.page.locator("#figure-trend-of-ascent [data-figure]").evaluate(
-        "b => b.data.find(t => t.name === 'median').x"
+    x, y = one.page.locator("#figure-trend-of-ascent [data-figure]").evaluate(
+        "b => { const t = b.data.find(t => t.name === 'value'); return [t.x, t.y]; }"
     )
     assert x == [0, 100, 200]
+    assert y == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_a_head_is_followed_through_training(opened, path):
@@ -68,7 +73,12 @@ def test_a_head_is_followed_through_training(opened, path):
     one.page.locator("#choice").select_option("1/2")
     (row,) = rows_of(one, "entropy-heads")
     assert row[:2] == ["1", "2"]
-    assert float(row[-1]) == pytest.approx(0.2)
+    change, ends, p, significant = row[-4:]
+    assert float(change) == pytest.approx(0.2)
+    low, high = map(float, ends.split(" to "))
+    assert [low, high] == pytest.approx([0.2 - 0.02**0.5, 0.2 + 0.02**0.5], abs=2e-3)  # two arms of 0.1, not paired
+    assert 0.001 < float(p) < 0.05
+    assert significant == "significant"
     figure = one.page.locator("#figure-entropy-entropy-by-head-or-layer [data-figure]")
     figure.scroll_into_view_if_needed()
     expect(figure).to_have_attribute("data-choice", "1/2")
@@ -87,6 +97,7 @@ def test_its_data_is_taken_along(opened, path):
     whole = json.loads(opened(path).taken("nav [data-take=page]")[1])
     assert [run["step"] for run in whole["runs"]] == [0, 100, 200]
     assert whole["runs"][1]["claims"][0]["text"] == "They do."
+    assert [d["value"] for d in whole["differences"]["model <b>200"] if d["prediction"] == "ascent"] == [0.2]
 
 
 def test_models_that_are_built_otherwise_stand_in_the_order_given():

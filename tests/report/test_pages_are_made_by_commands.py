@@ -105,9 +105,12 @@ def test_details_add_sentences(run, tmp_path):
 def test_a_comparison_has_a_line_for_each_claim_and_a_cell_for_each_run(run, tmp_path):
     output = run("compare", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both.html").output
     (line,) = (line for line in output.splitlines() if line.startswith("  entropy"))
-    assert line.split() == ["entropy", "✓", "0.500", "✓", "0.500", "+0.000"]
+    assert line.split() == ["entropy", "✓", "0.500", "✓", "0.500", "+0.000", "-0.141", "to", "0.141", "1"]
     (heading,) = (line for line in output.splitlines() if line.startswith("claim"))
-    assert heading.split() == ["claim", "one", "two", "change"]
+    assert heading.split() == ["claim", "one", "two", "change", "95", "%", "CI", "p"]
+    assert "not paired" in output
+    table = output.splitlines()[: output.splitlines().index(heading) + 10]
+    assert max(map(len, table)) <= 80
 
 
 def test_runs_that_do_not_fit_follow_in_further_tables():

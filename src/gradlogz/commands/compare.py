@@ -23,7 +23,9 @@ def command(
 ) -> int:
     """Compare results of gradlogz probe: for different models, or for checkpoints of one model during training.
 
-    Prints a table of verdicts and writes an HTML page.
+    Prints a table of verdicts, with the differences of two runs and their 95 % CIs, and writes an HTML page.
+
+    Differences are paired if both runs read the same documents.
 
     The training step is read from the metadata of a run folder, or from the name of the folder or model (step1000).
     """
@@ -38,7 +40,10 @@ def command(
     path = Path(out)
     write(path, html)  # before the table, so that a closed pipe costs no page
     console = terminal(None)
-    lines = comparison_lines(every.names, every.claims, every.declarations, console.width, details=details)
+    differences = every.differences if len(runs) == 2 else None
+    lines = comparison_lines(
+        every.names, every.claims, every.declarations, console.width, differences=differences, details=details
+    )
     print_lines(console, lines)
     print_closing(console, f"{len(runs)} runs compared", ", ".join(runs), f"{path} ({len(html) / 1e6:.1f} MB)")
     if open_:

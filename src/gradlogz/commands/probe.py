@@ -109,8 +109,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for no baseline."),
+        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
     ] = 0.1,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
+    ] = 20,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -135,8 +138,8 @@ def command(
     check_tables("probe", csv, parquet)
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
-        text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, allow_pickle,
-        allow_remote_code,
+        text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
+        allow_pickle, allow_remote_code,
     )  # fmt: skip
     outputs = Outputs(json, csv, parquet, details)
     if len(checkpoints) == 1:
@@ -163,14 +166,23 @@ class Outputs(NamedTuple):
         write_tables(self.csv, self.parquet, findings)
 
 
-def _run_of(
-    checkpoint: "CheckpointName", settings: Settings, console: "Console", facts: dict[str, str]
-) -> "tuple[Run, str]":
-    """Return the run of one model, with these facts added, and a sentence on the text it read."""
+class Probe(NamedTuple):
+    """The run of a model, the model, and a sentence on the text that it read."""
+
+    run: "Run"
+    loaded: "Loaded"
+    words: str
+
+
+def _probe(
+    checkpoint: "CheckpointName", place: Path, settings: Settings, console: "Console", facts: dict[str, str]
+) -> Probe:
+    """Measure and judge one model, and write its run, with these facts added."""
     from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
     from ..probing.run_probe import evaluate, measure
-    from ..probing.runs.run_folder import Run
+    from ..probing.runs.run_folder import Run, write_run
+    from ..probing.runs.statistics_file import write_statistics
 
     with console.status(f"Loading {checkpoint.label}"):
         loaded = load(
@@ -180,11 +192,13 @@ def _run_of(
     _check_reading(loaded)
     corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
     known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
+    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
-        length=settings.length, predictions=settings.predictions, baseline=settings.baseline, seed=settings.seed,
-        progress=True,
+        length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
+        seed=settings.seed, progress=True,
     )  # fmt: skip
+    statistics = write_statistics(place, measured)  # first, so that a judgement that is killed can be repeated
     with console.status("Judging"):
         findings = evaluate(measured, predictions=settings.predictions)
     report = measured.report
@@ -198,21 +212,23 @@ def _run_of(
         findings=findings,
         complete=measured.complete,
     )
-    return run, report.words()
+    write_run(place, run)
+    if statistics is not None:
+        statistics.unlink(missing_ok=True)
+    return Probe(run, loaded, report.words())
 
 
 def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
     """Probe one model: a run folder with its page."""
     from ..probing.inside.loading import locate
     from ..probing.inside.weights_hash import weights_hash
-    from ..probing.runs.run_folder import check_place, write_run
+    from ..probing.runs.run_folder import check_place
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
     check_place(place)
     hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
-    run, words = _run_of(checkpoint, settings, console, {"weights_sha256": hashed})
-    write_run(place, run)
+    run, _, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})
     outputs.write(run.findings)
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
@@ -237,8 +253,8 @@ def _several(
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     done: list[CheckpointRun] = []
 
-    def measure(checkpoint: "CheckpointName", facts: dict[str, str]) -> "Run":
-        return _run_of(checkpoint, settings, console, facts)[0]
+    def measure(checkpoint: "CheckpointName", folder: Path, facts: dict[str, str]) -> "Run":
+        return _probe(checkpoint, folder, settings, console, facts).run
 
     for each in runs_of(checkpoints, root, settings, console, measure):
         done.append(each)

@@ -2,37 +2,43 @@
 
     supported      H0: value <= bounds.supports is rejected     two-sided p-value, counted in the direction of the claim
     refuted        H0: value >= bounds.refutes is rejected      the same, in the other direction
-    inconclusive   neither, or no confidence interval; not applicable without measurements
+    inconclusive   neither, no confidence interval, or no null value where the bound is one
+    not applicable without a value
 
 For each of the two questions the false discovery rate over all heads (or layers) of the model is 5 % (Benjamini–
 Hochberg). Confidence intervals come from the bootstrap or the jackknife; the p-value of a bound inverts the interval,
-by Student's t distribution with the fewest degrees of freedom that an interval may have, the number of groups - 1. The
-model: supported if more than half of its judged heads are supported, refuted likewise, else inconclusive.
+by Student's t distribution with the degrees of freedom of the interval: the effective number of documents, or the
+number of groups, - 1. The model: supported if more than half of its judged heads are supported, refuted likewise, else
+inconclusive.
 
 Quantities of weights alone have a null distribution under random rotations, taken to be normal:
 
     band       mean ± z_.975 sd
-    p          2 Phi(-|z|),   z = (value - null) / sd      sd: of null and value together; that of an exact value is 0
+    p          P(|T| >= |t|),  t = (value - null) / sd      sd: of null and value together; that of an exact value is 0,
+                                                            and T is then normal
 
 Read next: predictions/entropy.py, predictions/tie.py.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
-from .._typing import Tensor
+from .._typing import Float, Tensor
 from ..special.distributions import student_p, student_quantile
-from .runs.judgement import Judgement, Measured, Ruling
-from .runs.records import Detail, Finding, Remark
-from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap
+from .prediction import Baseline
+from .runs.judgement import Judgement, Measured, Ruling, graded
+from .runs.records import DESCRIPTIVE, Detail, Finding, Remark
+from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap, median_estimate
 
 NORMAL = 1.959963984540054  # quantile .975
-NOTHING_MEASURED, ALSO_BASELINE = "nothing_measured", "also_baseline"  # keys of remarks
+NOTHING_MEASURED = "nothing_measured"  # key of a remark
 
 
 class Bounds(NamedTuple):
@@ -62,16 +68,61 @@ def judge(
     rejected = []
     for side, name in ((sign, "supports"), (-sign, "refutes")):
         rejected.append(benjamini_hochberg(_p_values(rows, [getattr(bounds(f), name) for f in rows], side)).tolist())
-    rulings = iter(zip(*rejected, strict=True))
+    return _with_verdicts(findings, quantity, *rejected)
+
+
+def _with_verdicts(
+    findings: Sequence[Finding], quantity: str, supported: Sequence[bool], refuted: Sequence[bool]
+) -> list[Finding]:
+    """Findings with the verdicts of the rows of a quantity, in their order."""
+    rulings = iter(zip(supported, refuted, strict=True))
     judged = []
     for f in findings:
         if f.quantity == quantity:
-            supported, refuted = next(rulings)
-            verdict = "supported" if supported else "refuted" if refuted else "inconclusive"
+            supports, refutes = next(rulings)
+            verdict = "supported" if supports else "refuted" if refutes else "inconclusive"
             exact = f.low == f.high  # a function of the weights alone, which needs no tokens
-            f = f._replace(verdict=verdict if f.tokens or exact else "not applicable")
+            applicable = (f.tokens or exact) and not math.isnan(f.value)
+            f = f._replace(verdict=verdict if applicable else "not applicable")
         judged.append(f)
     return judged
+
+
+def judge_against_null(findings: Sequence[Finding], quantity: str, *, small: bool = False) -> list[Finding]:
+    """Findings with verdicts for the rows of `quantity`, whose bound is the null value itself, at FDR 5 % each way.
+
+        t = (value - null) / sqrt(se² + sd²)        se: of the value; sd: prediction error of one more draw of the null
+
+    Degrees of freedom by Welch and Satterthwaite. The variance over draws is thereby in the p-value, so that models
+    which are draws of the null themselves are rarely supported or refuted. Rows without a null value are inconclusive.
+    """
+    rows = [f for f in findings if f.quantity == quantity]
+    value, low, null, high, null_freedom = (
+        torch.tensor([getattr(f, name) for f in rows], dtype=torch.float64)
+        for name in ("value", "low", "null", "null_high", "null_freedom")
+    )
+    freedom = _freedom(rows)
+    null_freedom = null_freedom.nan_to_num(math.inf)  # bands of normal distributions
+    variance = ((value - low) / student_quantile(freedom)).square()
+    null_variance = ((high - null) / student_quantile(null_freedom)).square()
+    total = variance + null_variance
+    welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
+    p = student_p((value - null) / total.sqrt(), welch)
+    beyond = (null - value if small else value - null) > 0
+    supported, refuted = (
+        benjamini_hochberg(torch.where(side | p.isnan(), p, 1.0)).tolist() for side in (beyond, ~beyond)
+    )
+    return _with_verdicts(findings, quantity, supported, refuted)
+
+
+def describe(
+    findings: Sequence[Finding], quantity: str, *, details: Sequence[Detail] = (), remarks: Sequence[Remark] = ()
+) -> Judgement:
+    """Judgement without a test: the medians of a quantity, details and remarks."""
+    rows = [f for f in findings if f.quantity == quantity]
+    none = [False] * len(rows)
+    judgement = conclude(_with_verdicts(findings, quantity, none, none), quantity, details=details, remarks=remarks)
+    return graded(judgement, DESCRIPTIVE)
 
 
 def count(findings: Sequence[Finding], quantity: str) -> Counted:
@@ -114,24 +165,40 @@ def median_detail(key: str, findings: Sequence[Finding], quantity: str) -> Detai
     return Detail(key, median(f.value for f in rows), null=median(f.null for f in rows))
 
 
-def shared_with_baseline(
-    findings: Sequence[Finding], quantity: str, bound: float, *, small: bool = False
-) -> tuple[Remark, ...]:
-    """A remark if supporting rows pass the bound with random weights too, the null of this quantity."""
-    rows = [f for f in findings if f.quantity == quantity and f.verdict == "supported"]
-    shared = sum(f.null < bound if small else f.null > bound for f in rows)
-    return (Remark(ALSO_BASELINE, {"shared": shared, "supported": len(rows)}),) if shared else ()
-
-
 def measured(layer: str, quantity: str, estimate: Estimate, tokens: Tensor | float) -> list[Measured]:
     """One row for each head of an estimate [h], or one row for the layer if the estimate is a scalar."""
-    value, low, high = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:3])
+    value, low, high, freedom = (t.detach().double().cpu().reshape(-1).tolist() for t in estimate[:4])
     count = torch.as_tensor(tokens).detach().double().cpu().expand(len(value)).tolist()
     heads: Sequence[int | None] = [None] if estimate.value.ndim == 0 else range(len(value))
+    replicates = [None] * len(value) if estimate.replicates is None else _by_row(estimate.replicates, len(value))
     return [
-        Measured(layer, head, quantity, v, a, b, int(n))
-        for head, v, a, b, n in zip(heads, value, low, high, count, strict=True)
+        Measured(layer, head, quantity, v, a, b, int(n), df, r)
+        for head, v, a, b, n, df, r in zip(heads, value, low, high, count, freedom, replicates, strict=True)
     ]
+
+
+def _by_row(replicates: Float[Tensor, "*s r"], rows: int) -> Iterable[Float[Tensor, " r"] | None]:
+    """Replicates of each row in float32, None if they are unknown."""
+    flat = replicates.detach().float().cpu().reshape(rows, -1)
+    return flat.unbind() if flat.shape[1] else [None] * rows
+
+
+def median_interval(rows: Sequence[Measured]) -> tuple[float, float]:
+    """Confidence interval of the median of values whose replicates are of the same documents; NaN without replicates.
+
+    Values of weights alone are constant over replicates.
+    """
+    rows = [m for m in rows if not math.isnan(m.value)]
+    counts = {0 if m.replicates is None else len(m.replicates) for m in rows if m.low != m.high}
+    if not rows or len(counts) > 1 or 0 in counts:
+        return math.nan, math.nan
+    values = torch.tensor([m.value for m in rows], dtype=torch.float64)
+    if not counts:
+        return (value := median(values.tolist())), value
+    draws = [m.replicates if m.low != m.high else values.new_full((*counts,), m.value) for m in rows]
+    freedom = min(m.freedom for m in rows if m.low != m.high)
+    estimate = median_estimate(values, torch.stack(draws), values.new_tensor(freedom))  # type: ignore[arg-type]
+    return float(estimate.low), float(estimate.high)
 
 
 def bootstrapped(sums: Mapping[str, Sums], function: Callable[[Tensor], Tensor]) -> dict[str, Estimate]:
@@ -162,6 +229,31 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
     return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
 
 
+def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[Measured]:
+    """Null values from matched random models: mean and 95 % prediction band of one more draw.
+
+        mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      over the m draws with a value for this layer and head
+
+    The band includes the variance over draws of the weights and over samples of windows. Fewer than two draws have no
+    band.
+    """
+    values: dict[tuple[str, int | None, str], list[float]] = defaultdict(list)
+    for m in chain.from_iterable(baseline.matched if baseline is not None else ()):
+        if m.quantity in quantities and not math.isnan(m.value):
+            values[m.layer, m.head, m.quantity].append(m.value)
+    return [
+        Measured(*place, *_prediction_band(each), freedom=len(each) - 1.0)
+        for place, each in values.items()
+        if len(each) > 1
+    ]
+
+
+def _prediction_band(values: Sequence[float]) -> tuple[float, float, float]:
+    mean, m = statistics.fmean(values), len(values)
+    arm = _quantile(m - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / m)
+    return mean, mean - arm, mean + arm
+
+
 def band(expected: float, deviation: float) -> tuple[float, float, float]:
     """Mean and ends of the 95 % band of a normal null distribution."""
     return expected, expected - NORMAL * deviation, expected + NORMAL * deviation
@@ -173,9 +265,10 @@ def outside(findings: Sequence[Finding]) -> list[bool]:
         torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
         for name in ("value", "low", "null", "null_high")
     )
-    deviation = (value - low) / student_quantile(torch.tensor(GROUPS - 1.0))
+    freedom = _freedom(findings)
+    deviation = (value - low) / student_quantile(freedom)
     z = (value - null) / (deviation.square() + ((high - null) / NORMAL).square()).sqrt()
-    rejected: list[bool] = benjamini_hochberg(torch.erfc(z.abs() / math.sqrt(2))).tolist()
+    rejected: list[bool] = benjamini_hochberg(student_p(z, freedom)).tolist()
     return rejected
 
 
@@ -185,9 +278,15 @@ def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float)
     value, low, high = fields.mT
     bound = torch.tensor(bounds, dtype=torch.float64)
     near = low if side > 0 else high
-    t = _quantile(GROUPS - 1) * (value - bound).abs() / (value - near).abs()
-    p = student_p(t, torch.full_like(t, GROUPS - 1))
-    return torch.where(side * (near - bound) <= 0, 1.0, p)
+    freedom = _freedom(findings)
+    t = student_quantile(freedom) * (value - bound).abs() / (value - near).abs()
+    return torch.where(side * (near - bound) <= 0, 1.0, student_p(t, freedom))
+
+
+def _freedom(findings: Sequence[Finding]) -> Tensor:
+    """Degrees of freedom of the intervals; infinite for values without sampling error, of all groups if unknown."""
+    freedom = [math.inf if f.low == f.high else f.freedom for f in findings]
+    return torch.tensor(freedom, dtype=torch.float64).nan_to_num(GROUPS - 1.0, posinf=math.inf)
 
 
 @lru_cache

@@ -46,13 +46,19 @@ class Probed:
 
 @dataclass(frozen=True)
 class Baseline(Generic[State]):
-    """The random-weights baseline: the same architecture, untrained, on a sample of the same tokens.
+    """Models of the same architecture with random weights, on samples of the same windows.
 
-    state: merged statistics of one prediction; empty if the prediction needs the weights only.
+    Attributes:
+        state: merged statistics of one prediction, of the untrained model; empty if the prediction needs the weights
+            only.
+        model: the untrained model.
+        matched: values of models with the spectra of the trained weight matrices and random singular vectors, one list
+            for each draw; empty if the prediction does not ask for them.
     """
 
     state: State
     model: Probed
+    matched: tuple[list[Measured], ...] = ()
 
 
 def no_matrices(architecture: Architecture) -> Mapping[str, int]:  # noqa: ARG001
@@ -74,7 +80,8 @@ class Prediction(Generic[State]):
         verdict: findings with verdicts, and the result for the model.
         empty: the state before any text.
         order: position in tables.
-        baseline: data that `null` needs of the random-weights baseline: its statistics, or its weights only.
+        baseline: data that `null` needs of the random-weights baseline: its statistics, its weights only, or its
+            statistics and also the values of matched draws (`hypothesis_tests.matched_null`).
         matrices: size in bytes of each large matrix in the state, by name; predictions that share a matrix give it
             the same name.
     """
@@ -87,7 +94,7 @@ class Prediction(Generic[State]):
     verdict: Callable[[list[Finding]], Judgement]
     empty: Callable[[], State] = dict  # type: ignore[assignment]
     order: int = LAST
-    baseline: Literal["statistics", "weights"] = "statistics"
+    baseline: Literal["statistics", "weights", "matched"] = "statistics"
     matrices: Callable[[Architecture], Mapping[str, int]] = no_matrices
 
     def __post_init__(self) -> None:

@@ -5,7 +5,9 @@
     findings     verdict(evaluate(statistics), null(statistics))             predictions/, hypothesis_tests.py
 
 Memory does not grow with the corpus, and findings are computed without the model. The random-weights baseline, a model
-of the same architecture, reads a sample of the same windows for the null values that need it.
+of the same architecture, reads a sample of the same windows for the null values that need it. Matched models, with the
+spectra of the trained matrices, read a small sample each, all together about as much as the model; each is evaluated at
+once.
 
 Read next: prediction.py (the definition of a prediction), runs/findings.py (the results), runs/run_folder.py (on disk).
 """
@@ -13,26 +15,29 @@ Read next: prediction.py (the definition of a prediction), runs/findings.py (the
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import chain
-from statistics import fmean
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report
+from .corpus.batching import Batch, Batches, Report, facts_of_text, joined
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
+from .hypothesis_tests import median, median_interval
 from .inside.discovery import discover
-from .inside.loading import describe, with_random_weights
+from .inside.head_weights import HeadWeights
+from .inside.loading import describe
+from .inside.random_models import MatchedModels, with_random_weights
 from .inside.weights import weights_of
+from .passes.baseline_rows import BaselineRows
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
@@ -41,12 +46,15 @@ from .passes.placement import placed
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
-from .runs.judgement import Judgement, Measured, split
-from .runs.records import Claim, Declaration, Finding, Token
+from .runs.judgement import Judgement, Measured, graded, split
+from .runs.records import SELF_CHECK, Claim, Finding, Token
+from .runs.replicates import Place, Replicates, replicates_of
 from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
+DRAWS = 20  # default number of matched models
+FEWEST, MOST = 4, 32  # numbers of windows that a matched model reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
 
@@ -55,6 +63,7 @@ class Measurement(NamedTuple):
     """Result of a pass over a corpus: sufficient for all findings, and mergeable with other passes.
 
     state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
+    matched: {prediction: its values in each matched model}.
     complete: whether the corpus was read to its end.
     """
 
@@ -62,10 +71,19 @@ class Measurement(NamedTuple):
     facts: dict[str, Any]
     state: dict[str, Any]
     baseline: Baseline | None
+    matched: dict[str, tuple[list[Measured], ...]]
     report: Report
     tokens: list[Token]
     seconds: dict[str, float]
     complete: bool
+
+
+class _Window(NamedTuple):
+    """A row that a matched model reads, the hash that selects it, and the number of its batch, whose rows are alike."""
+
+    hash: int
+    batch: int
+    row: Batch
 
 
 def probe(
@@ -78,6 +96,7 @@ def probe(
     length: int | None = None,
     predictions: Wanted = None,
     baseline: float = SHARE,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Progress = False,
 ) -> Findings:
@@ -95,7 +114,9 @@ def probe(
         tokens: number of tokens to read, None for all.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
         predictions: names of predictions, or your own files (docs/adding_a_prediction.md); all by default.
-        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for none.
+        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
+            random models at all.
+        draws: number of matched models, which have the spectra of the trained matrices; 0 for none.
         seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
@@ -103,7 +124,7 @@ def probe(
     """
     measured = measure(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
-        baseline=baseline, seed=seed, progress=progress,
+        baseline=baseline, draws=draws, seed=seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions)
 
@@ -119,6 +140,7 @@ def measure(
     length: int | None = None,
     predictions: Wanted = None,
     baseline: float = SHARE,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Progress = False,
 ) -> Measurement:
@@ -130,6 +152,9 @@ def measure(
     if not 0.0 <= baseline <= 1.0:
         problem = f"baseline must be a share of the windows between 0 and 1, got {baseline}"
         raise InputValueError("probe", "baseline", problem, "Pass 0.1 for a tenth.")
+    if draws < 0 or draws == 1:
+        problem = f"draws must be 0 or at least 2, got {draws}"
+        raise InputValueError("probe", "draws", problem, "Pass 20; their variance gives the band.")
     padded = tokens_of_a_batch(model)
     reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
     first = next(reading)
@@ -141,7 +166,9 @@ def measure(
     probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
-    sample: list[Batch] = []
+    sample = BaselineRows(baseline)
+    windows: list[_Window] = []
+    matched = [p for p in wanted if p.baseline == "matched" and draws and baseline]
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
@@ -150,9 +177,9 @@ def measure(
             added, others = statistics_of(model, architecture, placed(batch, model), wanted)
             state = merge(state, added)
             extreme = greatest([*extreme, *others])
-            part = _sampled(batch, baseline, {each.group for each in sample})
-            if part is not None:
-                sample.append(part)
+            sample.add(batch)
+            if matched:
+                windows = _with_windows(windows, batch, draws)
             done = reading.report.tokens if has_tokens else reading.report.rows
             show(done, (tokens or 0) if has_tokens else 0)
             if interrupted():
@@ -160,41 +187,64 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        untrained = None if not sample or not baseline else _baseline(model, sample, wanted, probed, interrupted)
+        untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        values = _matched(model, windows, matched, probed, draws, interrupted) if matched else {}
+        seconds["matched"] = time.perf_counter() - begun
     report = reading.report
-    known = {**describe(model), **(facts or {}), "tokens": report.tokens, "documents": report.documents}
+    known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
+    if isinstance(values, str):
+        known["without_matched"], values = values, {}
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, untrained, report, listed, seconds, not interrupted())
+    return Measurement(probed, known, state, untrained, values, report, listed, seconds, not interrupted())
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
-    """Return the findings of a measurement, without the model."""
+    """Return the findings of a measurement, without the model.
+
+    Each prediction is evaluated by itself: one that raises has the verdict "failed" and the reason as its text.
+    """
     rows: list[Finding] = []
     claims: list[Claim] = []
-    declarations: dict[str, Declaration] = {}
-    model, other = measured.probed.name, measured.baseline
-    for prediction in chosen(predictions):
-        key = prediction.name
-        if key not in measured.state:
+    replicates: dict[Place, Replicates] = {}
+    wanted = [prediction for prediction in chosen(predictions) if prediction.name in measured.state]
+    model = measured.probed.name
+    for prediction in wanted:
+        claim = partial(Claim, model, prediction.name, prediction.declaration.claim)
+        try:
+            judged, values = _judged(measured, prediction)
+        except Exception as error:  # any error of a prediction, also of a user's own
+            text = f"{type(error).__name__}: {error}"
+            claims.append(claim("", math.nan, math.nan, math.nan, math.nan, "failed", text))
             continue
-        state, probed = measured.state[key], replace(measured.probed, computed=Computed())
-        values = prediction.evaluate(state, probed)
-        baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
-        judged = prediction.verdict(_joined(model, key, values, prediction.null(state, probed, baseline)))
         rows += judged.findings
-        low, high = _ends(judged)
-        numbers = {name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}
-        numbers |= {"low": low, "high": high}
-        claims.append(Claim(model, key, prediction.declaration.claim, **numbers))
-        declarations[key] = prediction.declaration
-    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations)
+        replicates |= replicates_of(model, prediction.name, values, judged)
+        claims.append(claim(**{name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}))
+    declarations = {prediction.name: prediction.declaration for prediction in wanted}
+    return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations, replicates)
+
+
+def _judged(measured: Measurement, prediction: Prediction) -> tuple[Judgement, list[Measured]]:
+    """Return the judgement of one prediction, with the interval of its median, and its values."""
+    key, other = prediction.name, measured.baseline
+    state, probed = measured.state[key], replace(measured.probed, computed=Computed())
+    values = prediction.evaluate(state, probed)
+    baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
+    if draws := measured.matched.get(key):
+        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
+    judged = prediction.verdict(_joined(probed.name, key, values, prediction.null(state, probed, baseline)))
+    low, high = _ends(judged, values)
+    return graded(judged._replace(low=low, high=high), prediction.declaration.kind), values
 
 
 def chosen(wanted: Wanted) -> list[Prediction]:
-    """Return the predictions given by name, by file or as objects; all predictions if None."""
+    """Return the predictions given by name, by file or as objects; all predictions if None.
+
+    Self-checks are always among them, since their failure invalidates all other results.
+    """
     known = {p.name: p for p in known_predictions()}
     if wanted is None:
         return list(known.values())
@@ -208,20 +258,20 @@ def chosen(wanted: Wanted) -> list[Prediction]:
             problem = f"predictions must be names, modules or Predictions, got {type(each).__name__}"
             raise InputTypeError("probe", "predictions", problem, "Define PREDICTION in your module.")
         selected.append(prediction)
-    return selected
+    names = [prediction.name for prediction in selected]
+    return selected + [p for p in known.values() if p.declaration.kind == SELF_CHECK and p.name not in names]
 
 
-def _ends(judged: Judgement) -> tuple[float, float]:
-    """Return the confidence interval of a claim's value: its own, or that of the finding with the median value.
-
-    With an even number of findings the median is the mean of two values, and the interval the mean of their two.
-    """
+def _ends(judged: Judgement, values: list[Measured]) -> tuple[float, float]:
+    """Return the confidence interval of a claim's value: its own, or that of the median of the judged values."""
     if not math.isnan(judged.low) or math.isnan(judged.value):
         return judged.low, judged.high
     rows = [f for f in judged.findings if f.quantity == judged.quantity and f.verdict not in ("", "not applicable")]
-    rows = sorted((f for f in rows if not math.isnan(f.value)), key=lambda f: f.value)
-    two = rows[(len(rows) - 1) // 2 : len(rows) // 2 + 1]
-    return (fmean(f.low for f in two), fmean(f.high for f in two)) if two else (math.nan, math.nan)
+    places = {(f.layer, f.call, f.head) for f in rows}
+    used = [m for m in values if m.quantity == judged.quantity and (*split(m.layer), m.head) in places]
+    if median(m.value for m in used) != judged.value:  # another summary than the median
+        return math.nan, math.nan
+    return median_interval(used)
 
 
 def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Measured]) -> list[Finding]:
@@ -231,10 +281,11 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
     for m in values:
         n = by_place.get((m.layer, m.head, m.quantity))
         layer, call = split(m.layer)
-        null = (torch.nan,) * 3 if n is None else (n.value, n.low, n.high)
-        rows.append(
-            Finding(model, prediction, layer, call, m.head, m.quantity, m.value, m.low, m.high, *null, m.tokens)
-        )
+        row = Finding(model, prediction, layer, call, m.head, m.quantity, m.value, m.low, m.high, tokens=m.tokens)
+        row = row._replace(freedom=m.freedom)
+        if n is not None:
+            row = row._replace(null=n.value, null_low=n.low, null_high=n.high, null_freedom=n.freedom)
+        rows.append(row)
     return rows
 
 
@@ -246,7 +297,7 @@ def _baseline(
     interrupted: Callable[[], bool],
 ) -> Baseline | str:
     """Return the random-weights baseline on a sample of the batches, or the reason why it cannot be initialised."""
-    predictions = [p for p in predictions if p.baseline == "statistics"]
+    predictions = [p for p in predictions if p.baseline != "weights"]
     try:
         other = with_random_weights(model, seed=probed.seed)
     except ValueError as error:
@@ -262,10 +313,74 @@ def _baseline(
     return Baseline(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
 
 
-def _sampled(batch: Batch, share: float, groups: set[int]) -> Batch | None:
-    """Return the rows of a batch that the baseline reads, chosen by hash; at least one if its group is a new one."""
-    hashes = token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)
-    rows = (hashes.double() < share * 2.0**63).nonzero().squeeze(-1).tolist()
-    if not rows and share > 0 and batch.group not in groups:
-        rows = [0]
-    return batch.rows(rows) if rows else None
+def _matched(
+    model: nn.Module,
+    windows: list[_Window],
+    predictions: Sequence[Prediction],
+    probed: Probed,
+    draws: int,
+    interrupted: Callable[[], bool],
+) -> dict[str, tuple[list[Measured], ...]] | str:
+    """Return the values of each prediction in each matched model, or the reason why there are none."""
+    try:
+        models = MatchedModels(model, probed.architecture, probed.weights)
+    except ValueError as error:
+        return str(error)
+    values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
+    for draw in range(draws):
+        if interrupted():
+            break
+        other = models.draw(probed.seed * draws + draw)
+        state: dict[str, Any] = {}
+        sample = [placed(batch, other) for batch in _dealt(windows, draw, draws)]
+        for batch in sample:
+            state = merge(state, statistics_of(other, probed.architecture, batch, predictions)[0])
+        weights = _LateWeights(other, probed.architecture, sample[0].inputs)
+        drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
+        for p in predictions:
+            values[p.name].append([m._replace(replicates=None) for m in p.evaluate(state[p.name], drawn)])
+    return {name: tuple(lists) for name, lists in values.items()}
+
+
+class _LateWeights(Mapping[str, HeadWeights | str]):
+    """Weight matrices of a model, measured at first use: most predictions of events do not need them."""
+
+    def __init__(self, *model_and_inputs: Any) -> None:
+        self._arguments = model_and_inputs
+
+    @cached_property
+    def _weights(self) -> dict[str, HeadWeights | str]:
+        return weights_of(*self._arguments)
+
+    def __getitem__(self, layer: str) -> HeadWeights | str:
+        return self._weights[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:
+    """Add the rows of a batch to the windows of the matched models; those with the smallest hashes are kept."""
+    number = windows[-1].batch + 1 if windows else 0
+    hashes = _window_hashes(batch).tolist()
+    windows = windows + [_Window(value, number, batch.rows([row])) for row, value in enumerate(hashes)]
+    most = sorted(window.hash for window in windows)[: MOST * draws][-1]
+    return [window for window in windows if window.hash <= most]
+
+
+def _dealt(windows: list[_Window], draw: int, draws: int) -> list[Batch]:
+    """Return the batches of one of several matched models: an equal share of the windows, at least FEWEST."""
+    ranked = sorted(windows, key=lambda window: window.hash)
+    k = min(max(FEWEST, len(ranked) // draws), len(ranked))
+    rows: dict[int, list[Batch]] = {}
+    for place in range(draw * k, draw * k + k):
+        window = ranked[place % len(ranked)]
+        rows.setdefault(window.batch, []).append(window.row)
+    return [joined(rows[number]) for number in sorted(rows)]
+
+
+def _window_hashes(batch: Batch) -> Tensor:
+    return token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)

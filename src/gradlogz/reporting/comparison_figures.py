@@ -1,6 +1,7 @@
 """Figures of several runs.
 
-    over_runs    median and interquartile range over heads or layers, run by run or against the training step
+    claim_values value of a claim with its confidence interval, run by run or against the training step
+    over_runs    median and interquartile range over heads or layers, likewise
     by_depth     median over the heads of each layer against depth, one line per run
     over_heads   one line per head or layer
     changes      heat map of the change from the first run to the last
@@ -14,9 +15,9 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from ..page import Axis, Figure, Heat, Line, Mark, Points
-from ..probing.runs.records import Finding, Quantity
+from ..probing.runs.records import Finding, Quantity, Summary
 from .findings_figures import Labels, hover_text, joined, key_of, null_text, unit_name, value_text
-from .formatting import digits
+from .formatting import digits, interval
 
 TONES = ("blue", "vermilion", "green", "purple", "orange", "sky", "yellow")
 
@@ -41,6 +42,52 @@ class RunSeries(NamedTuple):
     def at(self) -> float:
         """Position of the run on the axis of runs."""
         return float(self.place) if self.step is None else self.step
+
+
+class ClaimValue(NamedTuple):
+    """The value of a claim in one run; place and step as in `RunSeries`."""
+
+    name: str
+    place: int
+    step: float | None
+    claim: Summary
+
+    @property
+    def at(self) -> float:
+        """Position of the run on the axis of runs."""
+        return float(self.place) if self.step is None else self.step
+
+
+def claim_values(values: Sequence[ClaimValue], title: str, label: str) -> Figure:
+    """Value of a claim in every run with its 95 % confidence interval, and its null value."""
+    at, claims = [v.at for v in values], [v.claim for v in values]
+    trained = values[0].step is not None
+    marks: list[Mark] = []
+    nulls = [(v.at, v.claim.null) for v in values if math.isfinite(v.claim.null)]
+    if nulls:
+        x, y = [x for x, _ in nulls], [y for _, y in nulls]
+        words = [f"null {digits(null)}" for null in y]
+        line = Line("null", x, y, "grey", "dash", text=words)
+        marks.append(line if trained else Points("null", x, y, "grey", "line-ew-open", words))
+    if trained:
+        marks.append(Line("value", at, [claim.value for claim in claims], "blue"))
+    ends = [(c.low, c.high) if math.isfinite(c.low) and math.isfinite(c.high) else (c.value, c.value) for c in claims]
+    hover = [
+        "\n".join(filter(None, (v.name, f"value {digits(v.claim.value)}", _interval_text(v.claim), v.claim.verdict)))
+        for v in values
+    ]
+    lows, highs = zip(*ends, strict=True)
+    name = "95 % CI"
+    marks.append(Points(name, at, [claim.value for claim in claims], "blue", text=hover, low=lows, high=highs))
+    caption = f"Value of the claim ({label}); bars: 95 % confidence interval{'; grey: null' if nulls else ''}."
+    axis = _axis_of_runs(values)
+    prediction = claims[0].prediction
+    return Figure(f"trend of {prediction}", title, axis, Axis(label, ""), tuple(marks), caption, wide=True)
+
+
+def _interval_text(claim: Summary) -> str:
+    ends = interval(claim.low, claim.high)
+    return f"95 % CI {ends}" if ends else ""
 
 
 def over_runs(series: Sequence[RunSeries]) -> Figure:
@@ -153,7 +200,7 @@ def _figure(series: Sequence[RunSeries], title: str, x: Axis, marks: tuple[Mark,
     return Figure(f"{first.prediction} {first.quantity} {title}", f"{label} {title}", x, y, marks, caption)
 
 
-def _axis_of_runs(series: Sequence[RunSeries]) -> Axis:
+def _axis_of_runs(series: Sequence[RunSeries] | Sequence[ClaimValue]) -> Axis:
     if series[0].step is not None:
         return Axis("training step", "steps", "t")
     names = [""] * (1 + max(s.place for s in series))

@@ -10,7 +10,6 @@ Read next: findings_page.py (one run), comparison_figures.py (the figures).
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -34,10 +33,11 @@ from ..page import (
     Views,
 )
 from ..probing.inside.training_step import step_in
+from ..probing.runs.differences import Difference, differences_of_claims, differences_of_rows
 from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import Finding, Summary
 from .citations import cited
-from .comparison_figures import RunSeries, by_depth, changes, over_heads, over_runs
+from .comparison_figures import ClaimValue, RunSeries, by_depth, changes, claim_values, over_heads, over_runs
 from .findings_figures import Labels, blocks_of, key_of, labels_of
 from .findings_page import GUIDE, rendered
 from .findings_sections import SHOWN, choices_of, counts, judged, statistic
@@ -53,16 +53,23 @@ from .findings_wording import (
     title_of,
     unit_and_formula,
 )
-from .formatting import STYLES, digits, interval, known
+from .formatting import STYLES, digits, interval, known, p_value
 from .run_contents import RunContents, Source, contents_of
 
 # Terms of this page beyond those of the page of one run.
 TRENDS = {
     "figures": (
-        "Points and lines: median over heads or layers; bars: interquartile range over heads or layers, not confidence "
-        "intervals; grey: median null."
+        "Trends: value of each claim; bars: 95 % confidence interval; grey: null. In the sections of claims, points "
+        "and lines: median over heads or layers; bars: interquartile range over heads or layers, not confidence "
+        "intervals."
     ),
-    "change": "Value of the last run minus that of the first.",
+    "change": "Value of a run minus that of the first run; of heads and layers, last run minus first.",
+    "paired": (
+        "Both runs read the same documents: the confidence interval is that of the differences in the same bootstrap "
+        "samples or jackknife groups of documents. Otherwise it combines the intervals of both runs as if their "
+        "documents were independent, and is wider."
+    ),
+    "significant": "A difference whose p-value is rejected at FDR 5 %, over all claims or over all heads of a claim.",
 }
 
 
@@ -79,6 +86,11 @@ class Runs(NamedTuple):
     def declarations(self) -> Declarations:
         """Declaration of each prediction, from the first run that has it."""
         return {name: each for run in reversed(self.contents) for name, each in run.declarations.items()}
+
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """Difference of the last run from the first, by prediction."""
+        return differences_of_claims(self.contents[0].findings, self.contents[-1].findings)
 
     @property
     def predictions(self) -> list[str]:
@@ -161,6 +173,7 @@ def page_of_runs(runs: Runs) -> Page:
         ),
         sections=(
             Section("Results by run", (_claims(runs),), name="claims"),
+            *_differences(runs),
             *_trends(runs, [*different, *same, *untested]),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
             Section("Runs", (_described(runs),), name="runs"),
@@ -168,14 +181,20 @@ def page_of_runs(runs: Runs) -> Page:
         guide=GUIDE | TRENDS,
         methods=(
             "Every run was measured and tested separately; its own page describes the methods. A difference between "
-            "the verdicts on two runs is not itself a test of the difference.",
+            "the verdicts on two runs is not itself a test of the difference; the table of differences is.",
+            "Bootstrap samples and jackknife groups depend on the names of documents alone. If two runs read the same "
+            "documents, the difference of their values is computed in every replicate, and its 95 % confidence "
+            "interval is that of these differences. Otherwise, or if a run of an earlier version has no replicates, "
+            "the interval of d = v − u is d − √((v − v_low)² + (u_high − u)²) to d + √((v_high − v)² + (u − u_low)²) "
+            "[zou08]. p-values invert the interval by Student's t distribution. Heads are tested at FDR 5 % within a "
+            "claim, claims at FDR 5 % over all claims (Benjamini–Hochberg).",
             _order(runs),
         ),
         reproduce={
             "version": f"gradlogz {__version__}",
             **{name: each.run.command or "unknown" for name, each in zip(runs.names, runs.contents, strict=True)},
         },
-        references=cited(keys_cited(runs.declarations, runs.predictions)),
+        references=cited([*keys_cited(runs.declarations, runs.predictions), "zou08"]),
         data=_data(runs),
         made_by="gradlogz compare",
         choices=alike,
@@ -245,19 +264,57 @@ def _claims(runs: Runs) -> Table:
     return Table("claims", "Claims of the theory", columns, tuple(rows), caption, stacked=True)
 
 
+def _differences(runs: Runs) -> tuple[Section, ...]:
+    """The differences of every run from the first, claim by claim."""
+    first, *others = (each.findings for each in runs.contents)
+    rows: list[tuple[Cell, ...]] = []
+    for name, other in zip(runs.names[1:], others, strict=True):
+        for prediction, d in differences_of_claims(first, other).items():
+            title = Link(title_of(runs.declarations, prediction), prediction)
+            rows.append((title, *((name,) if len(others) > 1 else ()), *_difference_cells(d), _verdict_change(d)))
+    if not rows:
+        return ()
+    columns = (
+        Column("claim"), *((Column("run"),) if len(others) > 1 else ()), Column("first run"), Column("change"),
+        Column("95 % CI"), Column("p"), Column("FDR 5 %"), Column("documents"), Column("verdict"),
+    )  # fmt: skip
+    last = runs.names[-1] if len(others) == 1 else "each run"
+    caption = (
+        f"Change: {last} minus {runs.names[0]}, in the unit of the claim's statistic. Without a CI: a quantity of the "
+        "weights alone, or one whose interval is unknown."
+    )
+    table = Table("differences", "Differences of the claims' values", columns, tuple(rows), caption, stacked=True)
+    return (Section("Differences between runs", (table,), name="differences"),)
+
+
+def _difference_cells(d: Difference) -> tuple[Cell, ...]:
+    """First value, change, confidence interval, p-value, significance and pairing of a difference."""
+    tested = not math.isnan(d.p)
+    significance = Chip("significant", colour="blue") if d.significant else "no" if tested else None
+    pairing = ("paired" if d.paired else "not paired") if tested else None
+    p = p_value(d.p) or None
+    return known(d.first), known(d.value), interval(d.low, d.high) or None, p, significance, pairing
+
+
+def _verdict_change(d: Difference) -> Cell:
+    before, after = (verdict or "no verdict" for verdict in d.verdicts)
+    return before if before == after else f"{before} → {after}"
+
+
 def _trends(runs: Runs, predictions: Sequence[str]) -> tuple[Section, ...]:
     """The statistic of each claim over all runs, one claim at a time."""
     views = []
     for prediction in predictions:
         first = next(claims[prediction] for claims in runs.claims if prediction in claims)
-        quantities = [first.quantity, *(row.quantity for rows in runs.rows(prediction) for row in judged(first, rows))]
-        every = (_series(runs, prediction, quantity) for quantity in dict.fromkeys(quantities))
-        # The quantity with the most rows: a statistic of the whole model has one row per run, its heads have many.
-        series = max(every, key=lambda candidate: sum(len(s.rows) for s in candidate))
-        if len(series) > 1:
-            figure = over_runs(series)
-            named = replace(figure, name=f"trend of {prediction}", title=claim_of(runs.declarations, first), wide=True)
-            views.append(View(f"{title_of(runs.declarations, prediction)}: {series[0].label}", (named,)))
+        values = [
+            ClaimValue(runs.names[i], i, None if runs.steps is None else runs.steps[i], claims[prediction])
+            for i, claims in enumerate(runs.claims)
+            if prediction in claims and math.isfinite(claims[prediction].value)
+        ]
+        if len(values) > 1:
+            label = statistic(first, runs.declarations) or first.quantity
+            figure = claim_values(values, claim_of(runs.declarations, first), label)
+            views.append(View(f"{title_of(runs.declarations, prediction)}: {label}", (figure,)))
     title = "Trends over training" if runs.steps else "Comparison of runs"
     return (Section(title, (Views("trends", "claim", tuple(views)),), name="trends"),) if views else ()
 
@@ -336,14 +393,21 @@ def _heads(runs: Runs, prediction: str, claim: Summary) -> Table | None:
     places = {place: key_of(row, runs.blocks[i]) for i, each in enumerate(at) for place, row in each.items()}
     if not places:
         return None
-    columns = (Column("layer"), Column("head"), *(Column(name) for name in runs.names), Column("change"))
+    ends = runs.contents[0].findings, runs.contents[-1].findings
+    tested = {(d.layer, d.call, d.head, d.quantity): d for d in differences_of_rows(*ends, prediction)}
+    columns = (
+        Column("layer"), Column("head"), *(Column(name) for name in runs.names), Column("change"), Column("95 % CI"),
+        Column("p"), Column("FDR 5 %"),
+    )  # fmt: skip
     cells: list[tuple[Cell, ...]] = []
     for place in places:
         label, _, head = place.partition("/")
         values = [known(each[place].value) if place in each else None for each in at]
         first, last = values[0], values[-1]
         change = None if first is None or last is None else last - first
-        cells.append((label or "model", int(head) if head else None, *values, change))
+        d = tested.get(at[-1][place][2:6]) if place in at[-1] else None
+        difference = (None, None, None) if d is None else _difference_cells(d)[2:5]
+        cells.append((label or "model", int(head) if head else None, *values, change, *difference))
     unit = "head" if any("/" in place for place in places) else "layer"
     title = f"{quantity_label(runs.declarations, prediction, quantity)} by {unit}, values"
     caption = f"Change: {runs.names[-1]} minus {runs.names[0]}."
@@ -383,4 +447,8 @@ def _data(runs: Runs) -> dict[str, Any]:
             }
             for i, (name, each, claims) in enumerate(zip(runs.names, runs.contents, runs.claims, strict=True))
         ],
+        "differences": {
+            name: [plain_record(d) for d in differences_of_claims(runs.contents[0].findings, each.findings).values()]
+            for name, each in zip(runs.names[1:], runs.contents[1:], strict=True)
+        },
     }

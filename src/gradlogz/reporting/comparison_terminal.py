@@ -1,23 +1,32 @@
 """Several runs on a terminal: one line for each claim, and for each run its verdict as a symbol with the value.
 
-    claim                         minilm   smollm2    change
+    claim                           minilm   smollm2  change          95 % CI      p
     verdicts differ (1)
-      Ascent of log normaliser  ~  0.010  ✓  0.210    +0.200
+      Ascent of log normaliser    ~  0.010  ✓  0.210  +0.200   0.181 to 0.219 <.001*
 
-Runs that do not fit into the width follow in further tables. The change is shown for two runs.
+Two runs have their difference with its 95 % confidence interval and p-value; below 80 columns only the difference. More
+runs than fit into the width follow in further tables.
 
-Read next: comparison_page.py (the page), findings_terminal.py (one run).
+Read next: comparison_page.py (the page), ../probing/runs/differences.py, findings_terminal.py (one run).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from .._displays import PLAIN_WIDTH
+from ..probing.runs.differences import Difference
 from ..probing.runs.records import Summary
 from .findings_terminal import TITLE, StyledLine, cut, sentence_lines
 from .findings_wording import Declarations, by_agreement, title_of
-from .formatting import SYMBOLS, decimals
+from .formatting import SYMBOLS, decimals, interval, p_value
 
 CELL = 10  # columns of a run
 GAP = "  "
+DIFFERENCE = {"change": 7, "95 % CI": 16, "p": 6}  # widths of the columns of a difference
+PAIRED, UNPAIRED = (
+    "Change: paired over the same documents. * significant at FDR 5 % over all claims.",
+    "Change: not paired, because the documents differ or a run has no replicates. * FDR 5 %.",
+)
 
 
 def comparison_lines(
@@ -26,62 +35,102 @@ def comparison_lines(
     declarations: Declarations,
     width: int,
     *,
+    differences: Mapping[str, Difference] | None = None,
     details: bool = False,
 ) -> Iterator[StyledLine]:
     """Tables of the claims of runs, by their names, each line at most `width` columns wide.
 
-    details: add the sentences of each run below its line.
+    differences: of two runs, by prediction. details: add the sentences of each run below its line.
     """
+    if len(names) == 2 and differences and width >= PLAIN_WIDTH:
+        yield from _of_two(names, claims, declarations, differences, width, details=details)
+        return
     title = min(TITLE, max(width - (CELL + len(GAP)), 8))
     fitting = max((width - title) // (CELL + len(GAP)), 1)
     for start in range(0, len(names), fitting):
         part = slice(start, start + fitting)
         changes = len(names) == 2 and fitting >= 3
-        table = _table(names[part], claims[part], _groups(claims), declarations, title, changes=changes)
-        for line, prediction in table:
-            yield line
-            for name, summaries in zip(names[part], claims[part], strict=True) if details else ():
-                if prediction in summaries:
-                    yield from sentence_lines(summaries[prediction], declarations, width, name)
+        headings = [*names[part], *(["change"] if changes else [])]
+        yield StyledLine(_line("claim", headings, [CELL] * len(headings), title, GAP), "dim")
+        for text, prediction in _headed(claims, declarations):
+            if not prediction:
+                yield StyledLine(text, "bold")
+                continue
+            summaries = [each.get(prediction) for each in claims[part]]
+            cells = [_cell(summary, CELL) for summary in summaries] + ([_change(summaries)] if changes else [])
+            yield StyledLine(_line(text, cells, [CELL] * len(cells), title, GAP))
+            yield from _details(prediction, names[part], claims[part], declarations, width, details=details)
 
 
-def _groups(claims: Sequence[Mapping[str, Summary]]) -> dict[str, list[str]]:
-    """Predictions whose verdicts differ between runs, whose verdicts agree, and those that are not tested in all."""
-    headings = ("verdicts differ", "same verdict", "not tested in every run")
-    return {heading: names for heading, names in zip(headings, by_agreement(claims), strict=True) if names}
-
-
-def _table(
+def _of_two(
     names: Sequence[str],
     claims: Sequence[Mapping[str, Summary]],
-    groups: Mapping[str, Sequence[str]],
     declarations: Declarations,
-    title: int,
+    differences: Mapping[str, Difference],
+    width: int,
     *,
-    changes: bool,
-) -> Iterator[tuple[StyledLine, str]]:
-    """Lines of one table, each with its prediction, which is empty for headings."""
-    headings = [*names, *(["change"] if changes else [])]
-    heading_cells = "".join(GAP + cut(name, CELL).strip().rjust(CELL) for name in headings)
-    yield StyledLine(cut("claim", title) + heading_cells, "dim"), ""
-    for heading, predictions in groups.items():
-        yield StyledLine(f"{heading} ({len(predictions)})", "bold"), ""
+    details: bool,
+) -> Iterator[StyledLine]:
+    """The table of two runs with their differences."""
+    gap, run = (GAP, CELL) if width >= PLAIN_WIDTH + 8 else (" ", CELL - 1)
+    widths = [run, run, *DIFFERENCE.values()]
+    yield StyledLine(_line("claim", [*names, *DIFFERENCE], widths, TITLE, gap), "dim")
+    for text, prediction in _headed(claims, declarations):
+        if not prediction:
+            yield StyledLine(text, "bold")
+            continue
+        cells = [_cell(each.get(prediction), run) for each in claims]
+        d = differences.get(prediction)
+        if d is not None:
+            star = "*" if d.significant else " "
+            cells += [_signed(d.value), interval(d.low, d.high, decimals), f"{p_value(d.p)}{star}"]
+        yield StyledLine(_line(text, cells, widths[: len(cells)], TITLE, gap))
+        yield from _details(prediction, names, claims, declarations, width, details=details)
+    intervals = [d.paired for d in differences.values() if not math.isnan(d.p)]
+    if intervals:
+        yield StyledLine(PAIRED if all(intervals) else UNPAIRED, "dim")
+
+
+def _headed(claims: Sequence[Mapping[str, Summary]], declarations: Declarations) -> Iterator[tuple[str, str]]:
+    """Headings, without a prediction, and titles of claims: verdicts differ, verdicts agree, not tested in all runs."""
+    headings = ("verdicts differ", "same verdict", "not tested in every run")
+    for heading, predictions in zip(headings, by_agreement(claims), strict=True):
+        if predictions:
+            yield f"{heading} ({len(predictions)})", ""
         for prediction in predictions:
-            summaries = [each.get(prediction) for each in claims]
-            cells = [_cell(summary) for summary in summaries]
-            if changes:
-                cells.append(_change(summaries))
-            text = cut(f"  {title_of(declarations, prediction)}", title)
-            yield StyledLine((text + "".join(GAP + cell.rjust(CELL) for cell in cells)).rstrip()), prediction
+            yield f"  {title_of(declarations, prediction)}", prediction
 
 
-def _cell(summary: Summary | None) -> str:
+def _details(
+    prediction: str,
+    names: Sequence[str],
+    claims: Sequence[Mapping[str, Summary]],
+    declarations: Declarations,
+    width: int,
+    *,
+    details: bool,
+) -> Iterator[StyledLine]:
+    for name, summaries in zip(names, claims, strict=True) if details else ():
+        if prediction in summaries:
+            yield from sentence_lines(summaries[prediction], declarations, width, name)
+
+
+def _line(text: str, cells: Sequence[str], widths: Sequence[int], title: int, gap: str) -> str:
+    numbers = "".join(gap + cut(cell, n).strip().rjust(n) for cell, n in zip(cells, widths, strict=True))
+    return (cut(text, title) + numbers).rstrip()
+
+
+def _cell(summary: Summary | None, width: int) -> str:
     if summary is None:
         return ""
-    return f"{SYMBOLS[summary.verdict]} {decimals(summary.value).rjust(CELL - 2)}"
+    return f"{SYMBOLS[summary.verdict]} {decimals(summary.value).rjust(width - 2)}"
 
 
 def _change(summaries: Sequence[Summary | None]) -> str:
     first, last = summaries
-    text = "" if first is None or last is None else decimals(last.value - first.value)
+    return "" if first is None or last is None else _signed(last.value - first.value)
+
+
+def _signed(value: float) -> str:
+    text = decimals(value)
     return f"+{text}" if text and not text.startswith("-") else text

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from .._errors import InputValueError, MissingPackageError
 from ..page import Axis, Figure, Heat, Mark, Points, drawn
 from ..probing.runs.findings import Findings
-from ..probing.runs.records import VERDICTS, Finding
+from ..probing.runs.records import TESTED, VERDICTS, Finding
 from .findings_wording import Declarations, places_of, quantity_label, unit_and_formula
 from .formatting import STYLES, digits, finite, interval
 
@@ -307,14 +307,14 @@ def verdict_map(
 
     correction: name of the multiple-testing correction, for the caption.
     """
-    first, order = rows[0], list(VERDICTS)
+    first, counts = rows[0], Counter(row.verdict for row in rows if row.verdict)
+    order = [verdict for verdict in VERDICTS if counts[verdict] or verdict in TESTED]
     grid = _grid(rows, labels)
     values = [[None if row is None or not row.verdict else order.index(row.verdict) for row in line] for line in grid]
-    categories = tuple((verdict, STYLES[verdict].colour) for verdict in VERDICTS)
+    categories = tuple((verdict, STYLES[verdict].colour) for verdict in order)
     label = label_of(first, declarations)
     hover, keys = _hover_and_keys(grid, labels, blocks or labels, label)
     heat = Heat("", range(len(grid[0])), range(len(grid)), values, hover, categories, keys)
-    counts = Counter(row.verdict for row in rows if row.verdict)
     divided = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     tests = f" ({correction})" if correction else ""
     caption = f"Verdict on each head; statistic: {label}{tests}. {divided}; n = {sum(counts.values())} heads."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import Finding
 from .findings_figures import hover_text, labels_of
-from .findings_wording import Declarations, quantity_label, sentences_of
+from .findings_wording import Declarations, cautions, kind_of, quantity_label, sentences_of, verdict_sentence
 from .formatting import STYLES, counts_of, decimals, interval, measured_line
 
 CELL = 11  # pixels of a head
@@ -18,16 +18,20 @@ GAP = 1
 
 def notebook_html(findings: Findings) -> str:
     """The table of claims for a notebook, with maps of the verdicts on heads below it."""
-    columns = ("prediction", "claim", "value", "95 % CI", "null", "support/refute", "result", "verdict")
+    columns = ("prediction", "kind", "claim", "value", "95 % CI", "null", "support/refute", "result", "verdict")
     pieces = []
     for model, facts in findings.facts.items():
         pieces.append(f"<p><b>{html.escape(model)}</b> {html.escape(measured_line(facts))}</p>")
+        claims = [s for s in findings.summary() if s.model == model]
+        sentences = (verdict_sentence(model, claims, findings.declarations), *cautions(facts))
+        pieces.append(f"<p>{html.escape(' '.join(sentences))}</p>" if claims else "")
         heads = "".join(f"<th>{name}</th>" for name in columns)
         pieces.append(f"<table><thead><tr>{heads}</tr></thead><tbody>")
-        for s in (s for s in findings.summary() if s.model == model):
+        for s in claims:
             colour = STYLES[s.verdict].hexadecimal if s.verdict else "inherit"
             texts = (
-                s.prediction, s.claim, decimals(s.value), interval(s.low, s.high, decimals), decimals(s.null),
+                s.prediction, kind_of(findings.declarations, s.prediction), s.claim, decimals(s.value),
+                interval(s.low, s.high, decimals), decimals(s.null),
                 counts_of(s), sentences_of(findings.declarations, s),
             )  # fmt: skip
             row = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
@@ -39,7 +43,7 @@ def notebook_html(findings: Findings) -> str:
 
 def inline_maps(rows: Sequence[Finding], declarations: Declarations) -> str:
     """One map for each prediction about heads, in a row; first layers at the bottom."""
-    judged = [row for row in rows if row.verdict and row.head is not None]
+    judged = [row for row in rows if row.verdict not in ("", "described") and row.head is not None]
     groups: dict[tuple[str, str], list[Finding]] = {}
     for row in judged:
         groups.setdefault((row.prediction, row.quantity), []).append(row)

@@ -18,7 +18,7 @@ from ..probing.runs.findings_file import plain_record
 from ..probing.runs.run_folder import DESCRIBED, Run
 from .citations import cited, keys_in
 from .findings_sections import choices_of, sections_of
-from .findings_wording import groups, keys_cited, title_of, verdict_sentence
+from .findings_wording import cautions, groups, keys_cited, title_of, verdict_sentence
 from .formatting import model_sentence
 from .run_contents import RunContents
 
@@ -26,23 +26,29 @@ ABOUT = "Tests, on one transformer, of the theory that softmax attention is the 
 
 # "How to read this page": terms that tables, figures and sentences use, each defined once.
 GUIDE = {
+    "kind of a claim": (
+        "Prediction: a statement of the theory; only predictions count for or against it. Beyond the theory: a test of "
+        "a statement that the theory does not make. Descriptive: values, intervals and nulls without a test. "
+        "Self-check: true of every model; it tests the measurement."
+    ),
     "value": "Value of the named statistic for the model; for most claims a median over heads or layers.",
     "95 % CI": (
         "95 % confidence interval over documents: Poisson bootstrap, or a jackknife over eight groups of documents for "
-        "statistics of covariance matrices. Statistics of weights alone have no sampling error and no interval."
+        "statistics of covariance matrices. The interval of a median over heads is that of the medians of the "
+        "replicates. Statistics of weights alone have no sampling error and no interval."
     ),
     "null": (
-        "The same statistic under a null model: the same architecture with random weights, randomly rotated matrices, "
+        "The same statistic under a null model: the untrained architecture (random-weights baseline), models with the "
+        "spectra of the trained matrices and random singular vectors (matched baseline), randomly rotated matrices, "
         "other heads, permuted tokens or a random order of depths. Each section names its null. Figures show "
         "it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end of the "
         "band."
     ),
     "bound": (
         "Number that the value of a head must be beyond to support the claim, or to refute it; the section of the "
-        "claim states both bounds. A bound is a constant or an end of the band of the null. Where a condition names "
-        "two of them, the value must be beyond both if they are joined by “and”, beyond one of them if by “or”. Some "
-        "claims hold for untrained networks too, such as affine feed-forward maps; their bounds are constants and do "
-        "not use the null."
+        "claim states both bounds. A bound is a constant or the null. Where a condition names two of them, the value "
+        "must be beyond both if they are joined by “and”, beyond one of them if by “or”. The table “sensitivity to the "
+        "bound” counts the heads beyond other bounds."
     ),
     "verdict on a head": (
         "Supported or refuted if its value is beyond the bound at a false discovery rate (FDR) of 5 % over all heads "
@@ -52,8 +58,9 @@ GUIDE = {
     ),
     "verdict on the model": (
         "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
-        "otherwise; otherwise inconclusive. Not applicable: the model lacks what the claim needs, such as a "
-        "feed-forward sublayer or a next-token loss."
+        "otherwise; otherwise inconclusive. Described: a descriptive claim, which is not tested. Passed or failed: a "
+        "self-check; failed also if the evaluation of a claim ended with an error. Not applicable: the model lacks "
+        "what the claim needs, such as a feed-forward sublayer or a next-token loss."
     ),
     "QK matrix": "W_q W_kᵀ of a head: the logit of tokens x and y is x W_q W_kᵀ yᵀ, up to scale and rotary embedding.",
     "OV matrix": "W_v W_o of a head: with attention weights a_j it adds Σ_j a_j x_j W_v W_o to the residual stream.",
@@ -77,7 +84,8 @@ def page_of_run(contents: RunContents) -> Page:
     claims = [s for s in contents.findings.summary() if s.model == name]
     measured = [claim.prediction for claim in claims]
     absent = [title_of(declarations, each) for each in declarations if each not in measured]
-    notes = (*run.notes, *((f"Not measured in this run: {', '.join(absent)}.",) if absent else ()))
+    unmeasured = (f"Not measured in this run: {', '.join(absent)}.",) if absent else ()
+    notes = (*run.notes, *cautions(contents.facts), *unmeasured)
     warned = (Chip("incomplete", "inconclusive"),) if run.notes else ()
     methods, sections = _methods(run), sections_of(contents, claims)
     return Page(
@@ -134,17 +142,19 @@ def _methods(run: Run) -> tuple[str, ...]:
         f"weights.{source}",
         "Confidence intervals. Tokens of a document are not independent, so documents are the sampling unit: 95 % "
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
-        "of covariance matrices from the jackknife over eight groups of documents [busing99].",
-        "Null values. The null value is the same statistic under a null model: the same architecture with random "
-        "weights, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in "
-        "each section.",
-        "Bounds. Each claim has a bound of support and a bound of refutation: a constant, an end of the 95 % band of "
-        "the null, or two of these, joined by “and” or “or”. Claims that also hold without training "
-        "(untrained feed-forward maps are nearly affine, untrained heads are coherent) have constant bounds, and their "
-        "results state how many supporting layers are beyond the bound with random weights too.",
+        "of covariance matrices from the jackknife over eight groups of documents [busing99]. Replicates of all heads "
+        "are of the same documents; the interval of a median over heads is that of the medians of the replicates.",
+        "Null values. The null value is the same statistic under a null model: the untrained architecture, matched "
+        "models, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in each "
+        "section. A matched model has the singular values of every trained matrix, head by head, and random singular "
+        "vectors [mezzadri07]; its band is the 95 % prediction band of one more draw.",
+        "Bounds. Each tested claim has a bound of support and a bound of refutation: a constant, the null, or both, "
+        "joined by “and” or “or”. Where the bound is the null of matched models, the test includes the variance over "
+        "their draws. For other bounds, the table on the sensitivity to the bound shows what hangs on it.",
         "Tests. Each head has two p-values, one for each bound, from a two-sided t test of the value against the "
         "bound. The standard error is the distance from the value to the end of the confidence interval that faces the "
-        "bound, divided by the 97.5 % quantile of Student's t distribution; there are 7 degrees of freedom. The "
+        "bound, divided by the 97.5 % quantile of Student's t distribution with the degrees of freedom of the interval "
+        "(effective number of documents, or number of groups, minus 1). The "
         "p-value is 1 unless the whole confidence interval is beyond the bound. The Benjamini–Hochberg procedure "
         "[benjamini95] decides which p-values are significant, separately for the two bounds, at FDR 5 % over all "
         "heads. Statistics of weights alone have no sampling error and are compared with the bounds directly.",

@@ -25,7 +25,7 @@ from ..page import (
     View,
     Views,
 )
-from ..probing.runs.records import Declaration, Finding, Summary, Token
+from ..probing.runs.records import BEYOND, PREDICTED, TESTED, Declaration, Finding, Summary, Token
 from .findings_figures import (
     Labels,
     blocks_of,
@@ -45,6 +45,8 @@ from .findings_wording import (
     chip,
     claim_of,
     facts_of,
+    graded_groups,
+    kind_of,
     method_of,
     quantity_label,
     sentences_of,
@@ -55,6 +57,7 @@ from .formatting import interval, known
 from .run_contents import RunContents
 
 SHOWN = 12  # rows of a long table before it is expanded
+BOUNDS = 10  # steps of the table on the sensitivity to the bound
 
 
 def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Section, ...]:
@@ -103,12 +106,13 @@ CAPTION = (
 
 def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
     columns = (
-        Column("claim"), Column("verdict"), Column("statistic", "unit"), Column("value"), Column("95 % CI"),
-        Column("null"), Column("support / refute"),
+        Column("claim"), Column("kind"), Column("verdict"), Column("statistic", "unit"), Column("value"),
+        Column("95 % CI"), Column("null"), Column("support / refute"),
     )  # fmt: skip
     rows = [
         (
             Link(title_of(declarations, claim.prediction), claim.prediction),
+            kind_of(declarations, claim.prediction),
             chip(claim.verdict),
             statistic(claim, declarations),
             known(claim.value),
@@ -116,13 +120,14 @@ def _claims(claims: Sequence[Summary], declarations: Declarations) -> Table:
             known(claim.null),
             counts(claim, declarations),
         )
-        for claim in claims
+        for _, _, group in graded_groups(declarations, claims)
+        for claim in group
     ]
-    return Table("claims", "Claims of the theory", columns, tuple(rows), CAPTION, stacked=True)
+    return Table("claims", "Claims by kind and verdict", columns, tuple(rows), CAPTION, stacked=True)
 
 
 def judged(claim: Summary, rows: Sequence[Finding]) -> list[Finding]:
-    """Rows that decide a claim: those of its quantity that have a verdict, else all that have one."""
+    """Rows that decide or describe a claim: those of its quantity that have a verdict, else all that have one."""
     decided = [row for row in rows if row.verdict]
     return [row for row in decided if row.quantity == claim.quantity] or decided
 
@@ -137,7 +142,10 @@ def statistic(claim: Summary, declarations: Declarations) -> str | None:
 
 def counts(claim: Summary, declarations: Declarations) -> str | None:
     """Numbers of heads or layers that support and refute a claim, of all that were tested; None if none was."""
-    return f"{claim.supported} / {claim.refuted} of {_tested(claim, declarations)}" if claim.judged else None
+    if not claim.judged:
+        return None
+    counts = "" if claim.verdict == "described" else f"{claim.supported} / {claim.refuted} of "
+    return f"{counts}{_tested(claim, declarations)}"
 
 
 def _declared(claim: Summary, declarations: Declarations) -> Declaration | None:
@@ -168,6 +176,7 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
     )
     parts: list[Part] = [Text((words,)), Facts(_definition(claim, declarations))]
     parts += [Views(claim.prediction, "quantity", views)] if views else []
+    parts += _sensitivity(claim, decisive, declarations)
     listed = decisive or list(rows)
     parts += [_table(claim.prediction, listed, blocks, declarations)] if listed else []
     method = method_of(declarations, claim.prediction)
@@ -179,6 +188,27 @@ def _claim(claim: Summary, rows: Sequence[Finding], blocks: Labels, declarations
         name=claim.prediction,
         chips=(chip(claim.verdict),),
     )
+
+
+def _sensitivity(claim: Summary, rows: Sequence[Finding], declarations: Declarations) -> list[Part]:
+    """Table of the number of heads or layers beyond other bounds than the declared ones; none if nothing is tested."""
+    values = [row.value for row in rows if row.verdict in TESTED and math.isfinite(row.value)]
+    if len(set(values)) < 2 or claim.verdict not in TESTED:
+        return []
+    low, high = min(values), max(values)
+    bounds = [low + (high - low) * i / BOUNDS for i in range(BOUNDS + 1)]
+    ends = [
+        (row.value, row.value) if math.isnan(row.low) else (row.low, row.high) for row in rows if row.verdict in TESTED
+    ]
+    cells = tuple((b, sum(e[0] > b for e in ends), sum(e[1] < b for e in ends)) for b in bounds)
+    declared = declarations.get(claim.prediction)
+    noun = "rows" if declared is None or not declared.unit else f"{declared.unit}s"
+    columns = (Column("bound"), Column(f"{noun} above"), Column(f"{noun} below"))
+    caption = (
+        f"Number of {noun} whose 95 % confidence interval lies above or below a bound on the value, for bounds over "
+        f"the range of the values; the rest of the {len(ends)} overlap it. Without correction for multiple tests."
+    )
+    return [Table(f"{claim.prediction} bounds", "sensitivity to the bound", columns, cells, caption, wide=False)]
 
 
 def _definition(claim: Summary, declarations: Declarations) -> dict[str, str]:
@@ -239,8 +269,12 @@ def _table(name: str, rows: Sequence[Finding], blocks: Labels, declarations: Dec
 def _map(
     claims: Sequence[Summary], by_claim: Mapping[str, Sequence[Finding]], blocks: Labels, declarations: Declarations
 ) -> tuple[Section, ...]:
-    """Heat maps of the number of supported claims and of each verdict, and a table of the verdicts."""
-    decisive = {claim.prediction: judged(claim, by_claim[claim.prediction]) for claim in claims}
+    """Heat maps of the number of supported predictions and of each verdict, and a table of the verdicts.
+
+    Descriptive claims and self-checks have no verdicts on heads that could support the theory and are left out.
+    """
+    tested = [claim for claim in claims if kind_of(declarations, claim.prediction) in (PREDICTED, BEYOND)]
+    decisive = {claim.prediction: judged(claim, by_claim[claim.prediction]) for claim in tested}
     heads = {name: [row for row in rows if row.head is not None] for name, rows in decisive.items()}
     heads = {name: rows for name, rows in heads.items() if rows}
     if not any(decisive.values()):
@@ -249,8 +283,10 @@ def _map(
     if not heads:
         return (Section("Layers", (table,), name="map"),)
     labels = labels_of([row for rows in heads.values() for row in rows])
-    total = [View("number of supported claims", (_support(heads, labels, blocks, declarations),))]
-    views = total if len(heads) > 1 else []
+    predicted = {name: rows for name, rows in heads.items() if kind_of(declarations, name) == PREDICTED}
+    views = []
+    if len(predicted) > 1:
+        views.append(View("number of supported predictions", (_support(predicted, labels, blocks, declarations),)))
     for name, rows in heads.items():
         correction = declarations[name].correction if name in declarations else ""
         views.append(View(title_of(declarations, name), (verdict_map(rows, labels, declarations, blocks, correction),)))
@@ -261,7 +297,7 @@ def _map(
 def _support(
     heads: Mapping[str, Sequence[Finding]], labels: Labels, blocks: Labels, declarations: Declarations
 ) -> Figure:
-    """Heat map of the number of claims that each head supports."""
+    """Heat map of the number of predictions that each head supports."""
     at: dict[tuple[str, int], list[Finding]] = {}
     for row in (row for rows in heads.values() for row in rows):
         at.setdefault((labels[row.layer, row.call], row.head or 0), []).append(row)
@@ -284,11 +320,11 @@ def _support(
     heat = Heat("claims", range(width), range(len(layers)), values, hover, keys=keys)
     return Figure(
         "map of claims",
-        "number of claims that each head supports",
+        "number of predictions that each head supports",
         Axis("head", "number"),
         Axis("layer", "number", names=tuple(layers)),
         (heat,),
-        f"Colour: number of supported claims among the {len(heads)} that are tested head by head: "
+        f"Colour: number of supported predictions among the {len(heads)} that are tested head by head: "
         f"{', '.join(titles.values())}. n = {len(at)} heads.",
     )
 
@@ -327,6 +363,12 @@ LABELS = {
     "context": "context length [tokens]",
     "tokens": "tokens read",
     "documents": "documents read",
+    "effective_documents": "effective number of documents (Kish)",
+    "groups": "groups of documents",
+    "fingerprint": "fingerprint of the documents",
+    "synthetic_text": "synthetic text",
+    "matched": "matched baseline",
+    "without_matched": "no matched baseline",
     "twin": "random-weights baseline",  # of earlier versions; plain-words: ok
     "without_twin": "no random-weights baseline",  # of earlier versions; plain-words: ok
     "baseline": "random-weights baseline",
@@ -368,8 +410,8 @@ def _data(rows: Sequence[Finding], blocks: Labels, declarations: Declarations) -
     keys = tuple(key_of(row, blocks) for row in rows)
     caption = (
         "low and high: ends of the 95 % confidence interval; null low and null high: ends of the 95 % band of the "
-        "null; call: index of the call, if the model uses the layer several times; head –: the whole layer; layer "
-        "empty: the model."
+        "null; freedom and null freedom: degrees of freedom of both; call: index of the call, if the model uses the "
+        "layer several times; head –: the whole layer; layer empty: the model."
     )
     table = Table("rows", f"all {len(rows):,} rows", columns, cells, caption, keys, shown=SHOWN)
     return (Section("Data", (table,), folded=True, name="data"),)

@@ -1,7 +1,7 @@
-"""Findings on a terminal: one line for each claim, grouped by verdict, at most as wide as the terminal.
+"""Findings on a terminal: one line for each claim, grouped by kind and verdict, at most as wide as the terminal.
 
     claim                          value           95 % CI     null  support/refute
-    refuted (1)
+    refuted predictions (1)
     ✗ Tied QK and OV matrices     -0.053  -0.061 to -0.044    0.001      0/72 of 72
 
 From 80 columns on all columns are shown; narrower terminals lose the confidence interval, then the null value and the
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from .._displays import PLAIN_WIDTH
 from ..probing.runs.findings import Findings
-from ..probing.runs.records import VERDICTS, Summary
-from .findings_wording import Declarations, sentences_of, title_of
+from ..probing.runs.records import TESTED, Summary
+from .findings_wording import Declarations, cautions, graded_groups, profile, sentences_of, title_of
 from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
 
 WIDEST = 100  # columns of a sentence on a wide terminal
@@ -59,23 +59,27 @@ def table_lines(findings: Findings, width: int, *, details: bool = False) -> Ite
 def claim_lines(findings: Findings, model: str, width: int, *, details: bool = False) -> Iterator[StyledLine]:
     """The table of claims for one model, without its facts.
 
-    details: add the sentences of each claim below its line.
+    details: add the sentences of each claim and its values by layer below its line.
     """
     claims = [claim for claim in findings.summary() if claim.model == model]
     if not claims:
         return
     columns = [column for column in COLUMNS if column.terminal <= width]
     yield StyledLine(_row("claim", [column.heading for column in columns], columns, width), "dim")
-    for verdict in (*VERDICTS, ""):
-        group = [claim for claim in claims if claim.verdict == verdict]
-        if group:
-            style = STYLES[verdict].terminal
-            yield StyledLine(f"{verdict or 'not judged'} ({len(group)})", f"bold {style}".strip())
+    declarations = findings.declarations
+    for heading, verdict, group in graded_groups(declarations, claims):
+        noun = " predictions" if verdict in TESTED else ""
+        yield StyledLine(f"{heading}{noun} ({len(group)})", f"bold {STYLES[verdict].terminal}".strip())
         for claim in group:
-            title = title_of(findings.declarations, claim.prediction)
-            yield StyledLine(_row(f"{SYMBOLS[verdict]} {title}", _cells(claim, columns), columns, width), style, 1)
-            if details:
-                yield from sentence_lines(claim, findings.declarations, width)
+            title = title_of(declarations, claim.prediction)
+            row = _row(f"{SYMBOLS[claim.verdict]} {title}", _cells(claim, columns), columns, width)
+            yield StyledLine(row, STYLES[claim.verdict].terminal, 1)
+            if details or claim.verdict == "failed":
+                rows = [row for row in findings.rows if (row.model, row.prediction) == (model, claim.prediction)]
+                layers = profile(claim, rows, declarations.get(claim.prediction)) if details else ""
+                yield from sentence_lines(claim, declarations, width, further=layers)
+    for caution in cautions(findings.facts.get(model, {})):
+        yield from _wrapped(StyledLine(caution, "yellow"), width)
 
 
 def rich_table(findings: Findings, _console: Any, options: Any, *, details: bool = False) -> Iterator[Any]:
@@ -120,9 +124,11 @@ def _cells(claim: Summary, columns: Sequence[NumberColumn]) -> list[str]:
     return [texts[column.heading] for column in columns]
 
 
-def sentence_lines(claim: Summary, declarations: Declarations, width: int, name: str = "") -> Iterator[StyledLine]:
+def sentence_lines(
+    claim: Summary, declarations: Declarations, width: int, name: str = "", *, further: str = ""
+) -> Iterator[StyledLine]:
     """The sentences of a claim, indented and wrapped, after the name of a run if there is one."""
-    text = sentences_of(declarations, claim).replace(" %", f"{NO_BREAK}%")
+    text = " ".join(filter(None, (sentences_of(declarations, claim), further))).replace(" %", f"{NO_BREAK}%")
     text = f"{name}: {text}" if name and text else text
     for line in textwrap.wrap(text, max(min(width, WIDEST) - 4, 16), break_on_hyphens=False):
         yield StyledLine(f"    {line.replace(NO_BREAK, ' ')}", "dim")

@@ -5,6 +5,8 @@
     unit_and_formula                    unit and formula of a quantity
     by_agreement                        claims of several runs: different verdicts, the same verdict, not tested in all
     quantity_label, places_of           readable name of a quantity, and noun of the rows that are not of heads
+    verdict_sentence, graded_groups     the headline, which counts predictions only, and claims by kind and verdict
+    profile, cautions                   values by layer; limits of the text
 
 This is the one place that words a result: predictions return numbers and declare names.
 
@@ -15,15 +17,35 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ..page import Chip, Group, Link
-from ..probing.runs.records import VERDICTS, Declaration, Detail, Quantity, Remark, Summary
+from ..probing.runs.records import (
+    BEYOND,
+    DESCRIPTIVE,
+    PREDICTED,
+    SELF_CHECK,
+    TESTED,
+    Declaration,
+    Detail,
+    Finding,
+    Quantity,
+    Remark,
+    Summary,
+)
 from .citations import keys_in
 from .formatting import STYLES
 
 Declarations = Mapping[str, Declaration]
 NAMED = 3  # layers that a sentence names; the rest are counted
+FEW_DOCUMENTS = 16  # effective documents below which intervals and verdicts are uncertain
+KINDS_EXPLAINED = {
+    PREDICTED: "prediction of the theory",
+    BEYOND: "test beyond the theory, of a statement that the theory does not make; not counted for or against it",
+    DESCRIPTIVE: "description: values, confidence intervals and nulls without a test",
+    SELF_CHECK: "self-check of the measurement, true of every model; no evidence for the theory",
+}
 # Formats and templates come from runs, which may be damaged: only these fields are replaced.
 NUMBER = re.compile(r"([^{}]*)\{:\.(\d)([fge%])\}([^{}]*)")
 FIELD = re.compile(r"\{(\w+)(?::\.(\d)([fge%]))?\}")
@@ -80,6 +102,8 @@ def _before_number(name: str) -> str:
 
 
 def _counts(claim: Summary, declaration: Declaration) -> str:
+    if claim.verdict == "described":
+        return f"measured in {claim.judged} {declaration.unit}{'s' * (claim.judged != 1)}"
     support, refute = declaration.outcomes
     correction = f" ({declaration.correction})" if declaration.correction else ""
     objects = declaration.unit + "s" * (claim.judged != 1)
@@ -142,15 +166,17 @@ def _words(declarations: Declarations, claim: Summary) -> str:
 
 
 def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
-    """Definition of the statistic, conditions and decision rule of a prediction; empty if it is not declared."""
+    """Kind, definition of the statistic, conditions, decision rule and power; empty if it is not declared."""
     declared = declarations.get(prediction)
     if declared is None:
         return {}
+    conditions = {"supported if": declared.supports, "refuted if": declared.refutes}
     texts = {
+        "kind": KINDS_EXPLAINED.get(declared.kind, declared.kind),
         "definition": declared.formula,
-        "supported if": declared.supports,
-        "refuted if": declared.refutes,
+        **({} if declared.kind == DESCRIPTIVE else conditions),
         "decision rule": declared.decision_rule,
+        "power": declared.power,
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -205,24 +231,73 @@ def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[s
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 
 
-def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declarations) -> str:
-    """Numbers of supported, refuted and inconclusive claims of a model, for the first screen of its page.
+def kind_of(declarations: Declarations, prediction: str) -> str:
+    """Kind of a claim; a prediction of the theory if it is not declared."""
+    declared = declarations.get(prediction)
+    return PREDICTED if declared is None else declared.kind
 
-    Self-checks are counted and named, because they are no evidence for the theory.
+
+def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declarations) -> str:
+    """Numbers of supported, refuted and inconclusive predictions of a model, for the first screen of its page.
+
+    Only predictions of the theory are counted. Tests beyond it, descriptions and self-checks follow by their numbers.
     """
-    counts = Counter(claim.verdict for claim in claims)
-    *decided, absent = VERDICTS
-    tested = sum(counts[verdict] for verdict in decided)
-    if not tested:
-        return f"No claim could be tested on {model}."
-    parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in decided)
-    rest = f" {counts[absent]} more {'is' if counts[absent] == 1 else 'are'} {absent}." if counts[absent] else ""
-    checks = "".join(
-        f" The claim “{declarations[claim.prediction].title}” is a self-check of the measurement: it {reason}."
-        for claim in claims
-        if claim.prediction in declarations and (reason := declarations[claim.prediction].self_check)
-    )
-    return f"{tested} claim{'s' if tested != 1 else ''} tested on {model}: {parts}.{rest}{checks}"
+    by_kind: dict[str, list[Summary]] = {}
+    for claim in claims:
+        by_kind.setdefault(kind_of(declarations, claim.prediction), []).append(claim)
+    counts = Counter(claim.verdict for claim in by_kind.get(PREDICTED, ()))
+    tested = sum(counts[verdict] for verdict in TESTED)
+    parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in TESTED)
+    noun = "prediction" if tested == 1 else "predictions"
+    sentences = [
+        f"{tested} {noun} of the theory tested on {model}: {parts}."
+        if tested
+        else f"No prediction of the theory could be tested on {model}."
+    ]
+    if absent := counts["not applicable"]:
+        sentences.append(f"{absent} more {'is' if absent == 1 else 'are'} not applicable.")
+    beyond = Counter(claim.verdict for claim in by_kind.get(BEYOND, ()))
+    if any(beyond[verdict] for verdict in TESTED):
+        outcomes = ", ".join(f"{beyond[verdict]} {verdict}" for verdict in TESTED if beyond[verdict])
+        sentences.append(f"Tests beyond the theory: {outcomes}.")
+    if described := sum(claim.verdict == "described" for claim in claims):
+        sentences.append(f"Described without a test: {described}.")
+    for check in by_kind.get(SELF_CHECK, ()):
+        sentences.append(f"Self-check “{title_of(declarations, check.prediction)}”: {check.verdict}.")
+    if failed := [c for c in claims if c.verdict == "failed" and kind_of(declarations, c.prediction) != SELF_CHECK]:
+        titles = ", ".join(title_of(declarations, claim.prediction) for claim in failed)
+        sentences.append(f"Failed with an error: {titles}.")
+    return " ".join(sentences)
+
+
+def cautions(facts: Mapping[str, object]) -> tuple[str, ...]:
+    """Sentences on the limits of the text that a model read."""
+    sentences = []
+    documents = facts.get("effective_documents")
+    if isinstance(documents, int | float) and documents < FEW_DOCUMENTS:
+        sentences.append(
+            f"Few documents: the text is worth {documents:.3g} documents of equal length, fewer than {FEW_DOCUMENTS}. "
+            "Confidence intervals and verdicts are uncertain."
+        )
+    if facts.get("synthetic_text"):
+        sentences.append(
+            "Synthetic text: the reactions bundled with the package are made from templates. Pass real reactions "
+            "(--text) before drawing conclusions on a chemical model."
+        )
+    return tuple(sentences)
+
+
+def profile(claim: Summary, rows: Iterable[Finding], declaration: Declaration | None) -> str:
+    """Values of a claim by layer, in the order of depth; medians over the heads of a layer. Empty for one layer."""
+    layers: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        if row.quantity == claim.quantity and row.verdict not in ("", "not applicable") and not math.isnan(row.value):
+            layers.setdefault((row.layer, row.call), []).append(row.value)
+    if len(layers) < 2:
+        return ""
+    number = NUMBER.fullmatch(declaration.number) if declaration is not None else None
+    digits = "{:.3g}" if number is None else f"{{:.{number[2]}{number[3]}}}"
+    return f"By layer: {', '.join(written(median(values), digits) for values in layers.values())}."
 
 
 class Agreement(NamedTuple):
@@ -235,11 +310,10 @@ class Agreement(NamedTuple):
 
 def by_agreement(runs: Sequence[Mapping[str, Summary]]) -> Agreement:
     """Group the predictions of runs; a claim that is absent, not applicable or without verdict is not tested."""
-    *decided, _ = VERDICTS
     agreement = Agreement([], [], [])
     for prediction in dict.fromkeys(name for claims in runs for name in claims):
         verdicts = {claims[prediction].verdict if prediction in claims else "" for claims in runs}
-        if not verdicts <= set(decided):
+        if not verdicts <= {*TESTED, "described", "passed"}:
             agreement.untested.append(prediction)
         elif len(verdicts) == 1:
             agreement.same.append(prediction)
@@ -248,15 +322,36 @@ def by_agreement(runs: Sequence[Mapping[str, Summary]]) -> Agreement:
     return agreement
 
 
+def graded_groups(declarations: Declarations, claims: Sequence[Summary]) -> list[tuple[str, str, list[Summary]]]:
+    """Heading, verdict for its colour, and claims of each group: predictions by verdict, then the other kinds.
+
+    Claims that failed or are not applicable come last, whatever their kind.
+    """
+    unmeasured = ("failed", "not applicable", "")
+    groups: dict[tuple[str, str], list[Summary]] = {(verdict, verdict): [] for verdict in TESTED}
+    groups |= {(BEYOND, ""): [], ("described", "described"): [], (SELF_CHECK, ""): []}
+    groups |= {(verdict or "not judged", verdict): [] for verdict in unmeasured}
+    for claim in claims:
+        kind, verdict = kind_of(declarations, claim.prediction), claim.verdict
+        if kind == SELF_CHECK and verdict in ("passed", "failed", "supported", "refuted"):
+            key = (SELF_CHECK, "")
+        elif verdict in (*unmeasured, "described"):
+            key = (verdict or "not judged", verdict)
+        else:
+            key = (BEYOND, "") if kind == BEYOND else (verdict, verdict)
+        groups[key].append(claim)
+    return [(heading, verdict, entries) for (heading, verdict), entries in groups.items() if entries]
+
+
 def groups(declarations: Declarations, claims: Sequence[Summary]) -> tuple[Group, ...]:
-    """Claims grouped by verdict, each with its title and words."""
-    verdict_groups = []
-    for verdict in (*VERDICTS, ""):
-        entries = tuple(
-            (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
-            for claim in claims
-            if claim.verdict == verdict
+    """Claims by kind and verdict, each with its title and words."""
+    return tuple(
+        Group(
+            Chip(f"{len(entries)} {heading}", STYLES[verdict].status),
+            tuple(
+                (Link(title_of(declarations, claim.prediction), claim.prediction), _words(declarations, claim))
+                for claim in entries
+            ),
         )
-        if entries:
-            verdict_groups.append(Group(chip(verdict, len(entries)), entries))
-    return tuple(verdict_groups)
+        for heading, verdict, entries in graded_groups(declarations, claims)
+    )

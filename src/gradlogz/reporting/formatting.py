@@ -35,12 +35,18 @@ STYLES = {
     "supported": VerdictStyle("green", "agrees", STATUSES["agrees"]),
     "refuted": VerdictStyle("red", "departs", STATUSES["departs"]),
     "inconclusive": VerdictStyle("yellow", "inconclusive", STATUSES["inconclusive"]),
+    "described": VerdictStyle("blue", "silent", "blue"),
+    "passed": VerdictStyle("green", "agrees", STATUSES["agrees"]),
+    "failed": VerdictStyle("red", "departs", STATUSES["departs"]),
     "not applicable": VerdictStyle("bright_black", "silent", STATUSES["silent"]),
     "": VerdictStyle("", "silent", "blue"),
 }
 
 
-SYMBOLS = {"supported": "✓", "refuted": "✗", "inconclusive": "~", "not applicable": "–", "": "·"}
+SYMBOLS = {
+    "supported": "✓", "refuted": "✗", "inconclusive": "~", "described": "·", "passed": "✓", "failed": "✗",
+    "not applicable": "–", "": "·",
+}  # fmt: skip
 ASCII = {
     "✓": "+", "✗": "x", "–": "-", "−": "-", "·": ".", "…": ".", "²": "2", "³": "3", "₂": "2", "≤": "<=", "≥": ">=",
     "×": "x", "°": "deg", "β": "beta", "τ": "tau", "σ": "sigma",
@@ -65,6 +71,11 @@ def decimals(value: float) -> str:
     return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
 
 
+def p_value(p: float) -> str:
+    """A p-value with three decimals, "<.001" below; empty for NaN."""
+    return "" if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0") if p < 1 else "1"
+
+
 def digits(value: float) -> str:
     """Three significant digits."""
     return f"{value:.3g}"
@@ -76,8 +87,12 @@ def interval(low: float, high: float, number: Callable[[float], str] = digits) -
 
 
 def counts_of(summary: Summary) -> str:
-    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; empty if none is judged."""
-    return f"{summary.supported}/{summary.refuted} of {summary.judged}" if summary.judged else ""
+    """Numbers of heads or layers that support and refute a claim, "6/63 of 72"; only their number if it is described.
+
+    Empty if none was measured.
+    """
+    counts = "" if summary.verdict == "described" else f"{summary.supported}/{summary.refuted} of "
+    return f"{counts}{summary.judged}" if summary.judged else ""
 
 
 def finite(value: float) -> float | None:
@@ -95,6 +110,8 @@ def measured_line(facts: Mapping[str, Any]) -> str:
     parts = _architecture({name: fact for name, fact in facts.items() if name != "parameters"})
     counts = {name: facts.get(name) for name in ("tokens", "documents")}
     parts += [f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int) and count]
+    effective = facts.get("effective_documents")
+    parts += [f"{effective:g} effective"] if isinstance(effective, int | float) and effective else []
     parts += ["dequantised"] * bool(facts.get("dequantised"))
     return ", ".join(parts + ["without a random-weights baseline"] * bool(facts.get("without_baseline")))
 

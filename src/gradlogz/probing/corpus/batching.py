@@ -1,10 +1,17 @@
 """Batches of tokens from documents.
 
     batches       windows of tokens, padded on the right; all documents of a batch belong to one group
+    sample        the windows of the corpus in the order of their hashes, until they have N tokens          [--tokens N]
+    effective     (sum_d n_d)² / sum_d n_d²,  n_d: tokens read of document d      effective number of documents [kish65]
 
-Hashes of the document names determine which documents are read and which group each belongs to. The order of files and
-the division of a corpus into shards have no effect. A token limit takes documents in the order of their hashes, in
-equal amounts from all groups as long as they last. Memory does not grow with the corpus.
+Documents longer than a window are split into windows. The hash of a window depends on the name of its document, its
+number in the document and the seed, so that all windows of the corpus have the same probability of being read: those
+of long and of short documents, of beginnings and of ends. Sums over the windows read, divided by each other, therefore
+estimate those of the whole corpus without weights. The window that reaches N is the last one and is read whole; since
+the decision to stop after a window never depends on the windows that follow, no length is preferred (Wald's identity).
+Windows of one document are not independent: confidence intervals take documents as sampling units.
+
+The order of files and the division of a corpus into shards have no effect. Memory does not grow with the corpus.
 
 Read next: text.py (sources of documents), ../statistics/hashing.py (keys and groups), ../run_probe.py (the pass over
 all batches).
@@ -12,9 +19,9 @@ all batches).
 
 import hashlib
 import heapq
-import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +57,14 @@ class Batch(NamedTuple):
         return Batch(inputs, self.keys[at], self.group, [self.names[row] for row in at], self.starts[at])
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the rows of several of equal length and one group."""
+    first = batches[0]
+    inputs = {name: torch.cat([b.inputs[name] for b in batches]) for name in first.inputs}
+    keys, starts = (torch.cat([getattr(b, name) for b in batches]) for name in ("keys", "starts"))
+    return Batch(inputs, keys, first.group, [name for b in batches for name in b.names], starts)
+
+
 class Report(NamedTuple):
     """Counts of the documents, rows and tokens read so far."""
 
@@ -60,22 +75,34 @@ class Report(NamedTuple):
     length: int  # maximum window length
     windowed: int  # documents longer than a window
     short: int  # documents skipped because they have fewer than two tokens
-    left: int  # documents skipped or truncated because the token limit was reached
+    left: int  # documents of which some windows were not read because of the token limit
     groups: int  # groups with tokens
+    effective: float  # effective number of documents (Kish): smaller the more their numbers of tokens differ
+    fingerprint: int  # sum of the keys of the documents modulo 2^63, equal for two runs that read the same ones
 
     def words(self) -> str:
         """Return the report as a few sentences."""
-        amount = (
-            f"{self.tokens:,} tokens from {self.documents:,} documents" if self.tokens else f"{self.documents:,} inputs"
-        )
+        documents = f"{self.documents:,} documents (effective number {self.effective:.1f})"
+        amount = f"{self.tokens:,} tokens from {documents}" if self.tokens else f"{self.documents:,} inputs"
         text = f"{amount} in {self.groups} groups."
         if self.windowed:
             text += f" Documents longer than {self.length:,} tokens, split into windows: {self.windowed:,}."
         if self.short:
             text += f" Documents with fewer than two tokens, skipped: {self.short:,}."
         if self.left:
-            text += f" Documents skipped or truncated at the token limit: {self.left:,}."
+            text += f" Documents not read, or read in part, because of the token limit: {self.left:,}."
         return text
+
+
+def facts_of_text(report: Report) -> dict[str, Any]:
+    """Return the facts of the text that a run records."""
+    return {
+        "tokens": report.tokens,
+        "documents": report.documents,
+        "effective_documents": round(report.effective, 1),
+        "groups": report.groups,
+        "fingerprint": f"{report.fingerprint:016x}",
+    }
 
 
 def batches(
@@ -92,11 +119,12 @@ def batches(
 
     Documents longer than `length` (default: 1024 or the context length of the model, whichever is smaller) are split
     into windows, and the tokenizer adds its special tokens to every window. A batch has `size` rows, or as many as fit
-    into `padded` tokens with padding. With tokens=None the corpus is read to its end in one pass. Otherwise the
-    documents with the smallest hashes under `seed` are read. This choice does not depend on the order of the corpus,
-    and no window is truncated to reach the number exactly.
+    into `padded` tokens with padding. With tokens=None the corpus is read to its end in one pass. Otherwise the windows
+    with the smallest hashes under `seed` are read, a sample in which every window of the corpus has the same
+    probability. It does not depend on the order of the corpus, and no window is truncated to reach the number exactly.
 
-    Law: tests/laws/test_batches_do_not_depend_on_the_order_of_documents.py.
+    Laws: tests/laws/test_batches_do_not_depend_on_the_order_of_documents.py,
+    tests/laws/test_samples_of_a_corpus_cover_the_whole.py.
     """
     if not callable(tokenizer):
         problem = f"tokenizer must be a callable that maps text to tokens, got {type(tokenizer).__name__}"
@@ -114,8 +142,12 @@ def batches(
 
 
 class _Row(NamedTuple):
+    """A window of a document: its number among all windows, and how many the document has."""
+
     key: int
     name: str
+    number: int
+    windows: int
     start: int
     ids: array
 
@@ -136,14 +168,19 @@ class Batches(Iterator[Batch]):
         self._documents, self._tokenizer = documents, tokenizer
         self._tokens, self._length, self._size, self._padded, self._seed = tokens, length, size, padded, seed
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
-        self._report = Report(0, 0, 0, 0, length, 0, 0, 0, 0)
+        self._report = Report(0, 0, 0, 0, length, 0, 0, 0, 0, 0.0, 0)
         self._groups: set[int] = set()
-        self._pass = self._packed(self._streamed() if tokens is None else self._chosen(tokens))
+        self._sum, self._squares = 0, 0  # of the numbers of tokens of documents
+        self._fingerprint = 0
+        self._pass = self._packed(self._streamed() if tokens is None else self._sampled(tokens))
 
     @property
     def report(self) -> Report:
         """Counts of the documents, rows and tokens read so far."""
-        return self._report._replace(groups=len(self._groups))
+        effective = self._sum**2 / self._squares if self._squares else 0.0
+        return self._report._replace(
+            groups=len(self._groups), effective=effective, fingerprint=self._fingerprint % 2**63
+        )
 
     def __next__(self) -> Batch:
         return next(self._pass)
@@ -154,56 +191,54 @@ class Batches(Iterator[Batch]):
     def _rows(self, document: Document) -> list[_Row]:
         """Split a document into windows; windows of fewer than two tokens are skipped."""
         key, start, rows = hash_of(document.name), 0, []
-        for ids in _windows(self._tokenizer, document.text, self._length, self._special):
+        windows = _windows(self._tokenizer, document.text, self._length, self._special)
+        long_enough = sum(len(ids) >= self._special + 2 for ids in windows)
+        for number, ids in enumerate(windows):
             if len(ids) >= self._special + 2:
-                rows.append(_Row(key, document.name, start, array("i", ids)))
+                rows.append(_Row(key, document.name, number, long_enough, start, array("i", ids)))
             start += len(ids)
         self._count(short=not rows)
         return rows
 
-    def _streamed(self) -> Iterator[tuple[int, list[_Row]]]:
-        """Yield the group and the windows of every document, in corpus order."""
-        for document in self._documents:
-            if rows := self._rows(document):
-                yield group_of(rows[0].key), rows
+    def _streamed(self) -> Iterator[list[_Row]]:
+        """Yield the windows of every document, in corpus order."""
+        return filter(None, map(self._rows, self._documents))
 
-    def _chosen(self, tokens: int) -> Iterator[tuple[int, list[_Row]]]:
-        """Yield the documents with the smallest hashes of each group, up to a common level that gives `tokens`."""
-        groups: list[list[tuple[int, int, list[_Row]]]] = [[] for _ in range(GROUPS)]  # heaps, largest hash first
-        totals = [0] * GROUPS
-        for number, document in enumerate(self._documents):
+    def _sampled(self, tokens: int) -> Iterator[list[_Row]]:
+        """Yield the windows with the smallest hashes that together have `tokens` tokens, document by document."""
+        heap: list[tuple[int, int, _Row]] = []  # largest hash first
+        total = 0
+        for place, document in enumerate(self._documents):
+            self._count(left=1)  # until all its windows are chosen
             key = hash_of(document.name)
-            g, rank = group_of(key), _rank(key, self._seed)
-            heap = groups[g]
-            if totals[g] >= tokens and rank > -heap[0][0]:
-                self._count(left=1)  # not tokenized: documents with smaller hashes already provide enough tokens
-                continue
-            if rows := self._rows(document):
-                heapq.heappush(heap, (-rank, -number, rows))
-                totals[g] += _size(rows)
-            while heap and totals[g] - _size(heap[0][2]) >= tokens:
-                totals[g] -= _size(heapq.heappop(heap)[2])
-                self._count(left=1)
-        level = _level(totals, tokens)
-        for g, heap in enumerate(groups):
-            taken = 0
-            for _, _, rows in sorted(heap, reverse=True):
-                windows = []
-                for row in rows:
-                    if taken and taken + len(row.ids) / 2 > level:
-                        break
-                    windows.append(row)
-                    taken += len(row.ids)
-                self._count(left=len(windows) < len(rows))
-                if windows:
-                    yield g, windows
+            if total >= tokens and self._least(key, document.text) > -heap[0][0]:
+                continue  # not tokenized: none of its windows is chosen
+            for row in self._rows(document):
+                heapq.heappush(heap, (-_rank(key, row.number, self._seed), -place, row))
+                total += len(row.ids)
+            while heap and total - len(heap[0][2].ids) >= tokens:
+                total -= len(heapq.heappop(heap)[2].ids)
+        self._count(left=-self._report.short)
+        chosen = sorted((row for _, _, row in heap), key=lambda row: (row.key, row.start))
+        for _, windows in groupby(chosen, key=lambda row: row.key):
+            rows = list(windows)
+            self._count(left=-(len(rows) == rows[0].windows))
+            yield rows
 
-    def _packed(self, documents: Iterator[tuple[int, list[_Row]]]) -> Iterator[Batch]:
+    def _least(self, key: int, text: str) -> int:
+        """Return a lower bound of the hashes of a document's windows; a window has at least one byte for each token."""
+        most = 1 + len(text.encode("utf-8", "surrogatepass")) // (self._length - self._special)
+        return min(_rank(key, number, self._seed) for number in range(most))
+
+    def _packed(self, documents: Iterator[list[_Row]]) -> Iterator[Batch]:
         """Pack rows of one group and of similar lengths into batches."""
         waiting: list[list[_Row]] = [[] for _ in range(GROUPS)]
         held = [0] * GROUPS  # tokens waiting in each group
-        for g, rows in documents:
-            self._count(documents=1, windowed=len(rows) > 1)
+        for rows in documents:
+            g, size = group_of(rows[0].key), _size(rows)
+            self._count(documents=1, windowed=rows[0].windows > 1)
+            self._sum, self._squares = self._sum + size, self._squares + size**2
+            self._fingerprint += rows[0].key
             for row in rows:
                 waiting[g].append(row)
                 held[g] += len(row.ids)
@@ -256,20 +291,10 @@ def _windows(tokenizer: Any, text: str, length: int, special: int) -> list[list[
     return [tokenizer.build_inputs_with_special_tokens(ids[i : i + step]) for i in range(0, len(ids), step)]
 
 
-def _rank(key: int, seed: int) -> int:
-    """Return the rank of a document in the order in which documents are chosen."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=8).digest(), "little")
+def _rank(key: int, number: int, seed: int) -> int:
+    """Return the hash of a window, which determines the order in which windows are chosen."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {key} {number}".encode(), digest_size=8).digest(), "little")
 
 
 def _size(rows: list[_Row]) -> int:
     return sum(len(row.ids) for row in rows)
-
-
-def _level(totals: list[int], tokens: int) -> float:
-    """Return the level for which the sum over groups of min(total, level) equals `tokens`."""
-    for place, total in enumerate(sorted(totals)):
-        share = tokens / (len(totals) - place)
-        if total >= share:
-            return share
-        tokens -= total
-    return math.inf

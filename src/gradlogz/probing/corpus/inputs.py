@@ -22,14 +22,14 @@ class Inputs(Iterator[Batch]):
     """
 
     def __init__(self, entries: Iterable[Any]) -> None:
-        self._report = Report(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._report = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
         self._groups: set[int] = set()
         self._pass = self._by_group(entries)
 
     @property
     def report(self) -> Report:
         """Counts of the inputs read so far; tokens are not counted, since only the model determines their number."""
-        return self._report._replace(groups=len(self._groups))
+        return self._report._replace(groups=len(self._groups), effective=float(self._report.documents))
 
     def __next__(self) -> Batch:
         return next(self._pass)
@@ -55,7 +55,9 @@ class Inputs(Iterator[Batch]):
             for group, at in sorted(groups.items()):
                 self._groups.add(group)
                 self._report = self._report._replace(
-                    documents=self._report.documents + len(at), rows=self._report.rows + len(at)
+                    documents=self._report.documents + len(at),
+                    rows=self._report.rows + len(at),
+                    fingerprint=(self._report.fingerprint + sum(keys[i] for i in at)) % 2**63,
                 )
                 part = {name: t[at] for name, t in inputs.items()}
                 starts = torch.zeros(len(at), dtype=torch.int64)

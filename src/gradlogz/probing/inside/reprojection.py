@@ -84,7 +84,7 @@ def queries_of(
     z = streams if layer_call.norm is None else layer_call.norm(streams)
     if layer_call.places is None:
         versions = at_tokens(layer_call, _again(b, r, k, z.device))
-        calls = [call_on(versions, z.transpose(0, 1).flatten(1, 2), layers=layers)]
+        calls = [call_on(versions, z.transpose(0, 1).flatten(1, 2).contiguous(), layers=layers)]
     else:  # other tokens are set to 0: the query of a token does not depend on them
         at = layer_call.places.unsqueeze(-1).expand_as(z[0])
         calls = [

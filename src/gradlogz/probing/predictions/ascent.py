@@ -22,7 +22,7 @@ from ..inside.events import Attended, Event, ForwardOutput, LayerCall, Passed
 from ..inside.reprojection import at_tokens, queries_of
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from .observables.attention_rows import applies, at, chosen, log_weights_of
 
@@ -39,6 +39,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Ascent of log normaliser",
+    kind=PREDICTED,
     claim="The update of an attention sublayer increases the log normaliser of its keys.",
     formula=(
         "gain = sum [G(x + D) - G(x)] / sum [G(x + |D| g/|g|) - G(x)], sums over tokens x: increase of G under the "

@@ -22,7 +22,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude,
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Estimate, Sums, sums_of
 from .observables.attention_rows import keys_seen
 
@@ -38,6 +38,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Covariance tracks loss",
+    kind=BEYOND,
     claim="Attention discards the covariance of the values; this covariance is larger where the model is uncertain.",
     formula=(
         "partial correlation over tokens between (1) the log variance of the attended values, log sum_h tr Cov_a(v), "

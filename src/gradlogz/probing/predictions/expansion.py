@@ -19,7 +19,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude,
 from ..inside.events import Event, ForwardOutput, Normed, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, comoments_of, jackknife
 from .observables.attention_rows import at, chosen
 
@@ -42,6 +42,7 @@ _OF_TRACE = Quantity("nats", "log tr Cov(x + u) − log(tr Cov(x) + tr Cov(u))")
 
 DECLARATION = Declaration(
     title="Expansion by attention",
+    kind=PREDICTED,
     claim="Attention updates increase the variance of tokens more than uncorrelated updates would.",
     formula=(
         "excess = log tr Cov(x + u) - log(tr Cov(x) + tr Cov(u)) of an attention sublayer, without the first token of "

@@ -28,7 +28,7 @@ from ..hypothesis_tests import (
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity, Remark
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, GroupMoments, Sums, comoments_of, jackknifed, sums_of
 from .observables.attention_rows import Rows, applies, moments_of_keys, moments_of_queries, rows_of
 
@@ -61,6 +61,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Gaussian keys",
+    kind=PREDICTED,
     claim=(
         "Keys act on a query q like a Gaussian of their mean mu and covariance Sigma: the attended mean is mu + "
         "Sigma q."

@@ -22,7 +22,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measur
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity
+from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity
 from ..statistics import (
     SAMPLE,
     Estimate,
@@ -93,6 +93,7 @@ _SHAPES = {
 
 DECLARATION = Declaration(
     title="Gaussian residual stream",
+    kind=DESCRIPTIVE,
     claim="The tokens of the residual stream are normally distributed at every depth.",
     formula=(
         "excess = M of the tokens - mean M of Gaussian samples. M (max-sliced W²): the tokens are whitened on their "

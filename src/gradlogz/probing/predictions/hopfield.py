@@ -6,7 +6,7 @@ Read next: entropy.py, ../../dynamics/hopfield.py (iterated networks).
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -14,15 +14,23 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, bootstrapped, conclude, judge, measured, random_band
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    absent,
+    bootstrapped,
+    conclude,
+    judge_against_null,
+    matched_null,
+    measured,
+)
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Histogram, Sums, histogram_of, ratio, sums_of
 from .observables.attention_rows import Rows, applies, rows_of
 
-HELD, MASS, FEWEST, HALF = "held", 0.9, 8, 0.5
+HELD, MASS, FEWEST = "held", 0.9, 8
 COUNT, CLASS, RETRIEVAL, BROKEN = "keys held", "class", "retrieval", "rows against theorems"
 CLASSES = {"I": 1 / 2, "II": 1 / 8, "III": 1 / 32, "IV": 0.0}
 CLASS_NAMES = [f"class {name}" for name in CLASSES]
@@ -41,22 +49,31 @@ FORMULAS = f"""\
 
 DECLARATION = Declaration(
     title="Hopfield retrieval",
-    claim=f"Heads retrieve few patterns: {100 * MASS:g} % of the attention weight lies on less than half of the keys.",
+    kind=BEYOND,
+    claim=(
+        f"Training makes heads retrieve fewer patterns than the scale of their weights does: {100 * MASS:g} % of the "
+        "attention weight lies on fewer keys than with random matrices of the same spectra."
+    ),
     formula=(
         f"share k / n of the n visible keys of a row, k the smallest number of keys that hold {100 * MASS:g} % of its "
         "attention weight; mean over the rows of a head"
     ),
-    supports=f"The share is below {HALF:g} and below the null, the random-weights baseline.",
-    refutes=f"The share is above {HALF:g}: the head averages over most visible keys.",
+    supports="The share is significantly below that of the matched baseline.",
+    refutes="The share is significantly above that of the matched baseline.",
     method=(
         FORMULAS,
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys. The state is the query, the "
         "patterns are the visible keys, and att is their attention-weighted mean, whatever the values are; beta is the "
         "scale. A learned sink is one more pattern, at the origin: its logit does not depend on the query, and it adds "
         "nothing to the mean.",
-        "Null: the heads of the random-weights baseline, with the 95 % prediction band of a further random head.",
+        "Null: matched models, with the 95 % prediction band of one more draw. The share and the normalised entropy "
+        "rank heads almost alike (rank correlation 0.97 over the heads of all-MiniLM-L6-v2), so that this claim and "
+        "that on the entropy are not independent evidence. The classes of heads describe; they are not tested.",
     ),
-    decision_rule="The verdict on the model is that of more than half of its heads.",
+    decision_rule=(
+        "The difference to the matched baseline is tested against 0 with the sampling error of the value and the "
+        "variance over draws; its size is the effect. The verdict on the model is that of more than half of its heads."
+    ),
     quantities={
         HELD: Quantity("share of keys", f"k / n,  k keys hold {100 * MASS:g} %"),
         COUNT: Quantity("keys", f"k that hold {100 * MASS:g} %"),
@@ -70,8 +87,8 @@ DECLARATION = Declaration(
     },
     references=("ramsauer20",),
     statistic=f"median share of keys that hold {100 * MASS:g} % of the weight",
-    null="random-weights baseline",
-    outcomes=(f"are below {HALF:g} and below the baseline", f"above {HALF:g}"),
+    null="matched baseline",
+    outcomes=("have a smaller share than the matched baseline", "a larger one"),
     details={
         name: Label(f"{share} ({name})")
         for name, share in zip(
@@ -155,21 +172,13 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Bands over the heads of the random-weights baseline."""
-    by: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for m in [] if baseline is None else evaluate(baseline.state, baseline.model):
-        if m.head is not None and m.quantity not in (CLASS, BROKEN):
-            by[m.layer, m.quantity].append(m.value)
-    return [m for (layer, name), values in by.items() for m in random_band(layer, name, torch.tensor(values))]
+    """Bands of heads over matched models."""
+    return matched_null(baseline, {HELD, COUNT, *CLASS_NAMES, RETRIEVAL})
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its share of keys; count the heads of each class."""
-
-    def bounds(f: Finding) -> Bounds:
-        return Bounds(HALF if math.isnan(f.null_low) else min(HALF, f.null_low), HALF)
-
-    ruled = judge(findings, HELD, bounds, small=True)
+    ruled = judge_against_null(findings, HELD, small=True)
     classes = Counter(int(f.value) for f in findings if f.quantity == CLASS and not math.isnan(f.value))
     details = [Detail(name, count=classes[i], total=classes.total()) for i, name in enumerate(CLASS_NAMES, start=1)]
     violations = sum(int(f.value) for f in findings if f.quantity == BROKEN)
@@ -230,4 +239,4 @@ def _square(t: Tensor) -> Tensor:
     return t.square().sum(-1)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=140)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=140, baseline="matched")

@@ -16,7 +16,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, absent, conclude
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Quantity, Remark
+from ..runs.records import SELF_CHECK, Declaration, Finding, Quantity, Remark
 from ..statistics import Histogram, histogram_of
 from .observables.attention_rows import applies, rows_of
 
@@ -32,16 +32,18 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Attention is a gradient",
+    kind=SELF_CHECK,
     claim="The output of attention is the gradient of its log normaliser.",
     formula=(
         "error = max |output - ∇G(0)| over the sampled rows of a head, in rounding units eps (1 + max |s|) max |v|. "
         "G(omega) = log sum_j exp(s_j + <v_j, omega>) is the log normaliser of a row; s_j: logit and v_j: value of "
         "its visible key j, omega: a vector of the dimension of the values"
     ),
-    supports=f"The error of every head is at most {LIMIT:g} rounding units.",
+    supports=f"The error of every head is at most {LIMIT:g} rounding units; the check is then passed.",
     refutes=(
-        f"The error of a head is above {LIMIT:g} rounding units. The identity holds for any weights, so such an error "
-        "means that the layer was not captured correctly and that its other results are invalid."
+        f"The error of a head is above {LIMIT:g} rounding units; the check then fails. The identity holds for any "
+        "weights, so such an error means that the layer was not captured correctly and that its other results are "
+        "invalid."
     ),
     method=(
         FORMULAS,
@@ -62,7 +64,6 @@ DECLARATION = Declaration(
     labels={
         "error": "largest error",
     },
-    self_check="holds for any weights",
 )
 
 

@@ -6,36 +6,25 @@
 Read next: ../statistics/regression.py (the fits), expansion.py (growth of the variance).
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import (
-    ALSO_BASELINE,
-    NOTHING_MEASURED,
-    Bounds,
-    absent,
-    conclude,
-    judge,
-    measured,
-    median_detail,
-    shared_with_baseline,
-)
+from ..hypothesis_tests import NOTHING_MEASURED, absent, describe, measured, median_detail
 from ..inside.architecture import Architecture
 from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity
-from ..statistics import Comoments, GroupMoments, affine_fit, jackknife
+from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity, Remark
+from ..statistics import Comoments, Estimate, Fit, GroupMoments, affine_fit, jackknife
 from .observables.batch_moments import bytes_of_moments, token_moments
 
 HELD_OUT, IN_SAMPLE, COORDINATES = "held-out R²", "in-sample R²", "median in-sample R² of coordinates"
 WITH_RESIDUAL, SCORE, IDENTITY = "held-out R² with residual", "linearity score", "R² of the identity"
-DISTANCE, ANISOTROPY = "distance to the identity", "anisotropy"
-SUPPORTS, REFUTES = 0.9, 0.5
+DISTANCE, ANISOTROPY, FEW = "distance to the identity", "anisotropy", "few_tokens"
+MANY = 10  # tokens for each input coordinate, from which the held-out R² is nearly that of unlimited text
 
 FORMULAS = """\
     u         = f(z)                           z: input of the sublayer, u: its update, x' = x + u the residual stream
@@ -46,28 +35,30 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Affine feed-forward maps",
-    claim="Feed-forward sublayers are nearly affine maps of their inputs.",
+    kind=DESCRIPTIVE,
+    claim="Share of the variance of each feed-forward update that an affine map of the input explains.",
     formula=(
         "held-out R² (shown as the result) and in-sample R² of the least-squares affine map from the input of a "
         "feed-forward sublayer to its update. Held-out: the map is fitted on other documents than it is evaluated on; "
         "in-sample: on the same documents"
     ),
-    supports=f"The held-out R² is above {SUPPORTS:g}.",
-    refutes=f"Both the held-out and the in-sample R² are below {REFUTES:g}.",
+    refutes="",
     method=(
         FORMULAS,
         "The published linearity score is in sample and includes the residual. Both inflate it: p coordinates explain "
         "p / n of the variance of any n tokens, and the residual stream explains itself. A score near 1 may also be "
         "due to a single principal component, whose share of the variance (anisotropy) is reported, or to a few large "
         "coordinates; the median over coordinates is reported as well.",
-        "Nulls: the random-weights baseline; for the in-sample R² without residual, shuffled tokens, p / (n - 1). The "
-        "baseline is not used as a bound: its activation functions receive small inputs, where they are almost "
-        "linear. If the baseline passes the bound too, the result is not an effect of training.",
+        "Nulls: the random-weights baseline; for the in-sample R² without residual, shuffled tokens, p / (n - 1). "
+        "Untrained activation functions receive small inputs, where they are almost linear, so that R² near 1 is not "
+        "an effect of training. The theory asks how linear these maps are and makes no claim.",
+        "A fit on n tokens has an error of its own, which lowers the held-out R² by about p / n of the unexplained "
+        "variance and more for few tokens. It is therefore extrapolated to unlimited text from fits on all other and "
+        "on half of the other documents. Without three groups of documents, or with fewer than two tokens for each "
+        f"coordinate in half of them, it is not; with fewer than {MANY} tokens for each of the p coordinates the "
+        "result has a remark.",
     ),
-    decision_rule=(
-        "A small sample can lower the held-out R², but not the in-sample R². Both must therefore be low for a "
-        "refutation. The verdict on the model is that of more than half of its feed-forward sublayers."
-    ),
+    decision_rule="The value of the model is the median over its feed-forward sublayers.",
     quantities={
         HELD_OUT: Quantity("1", "1 − |u − Az − b|² / |u − ū|²,  held out"),
         WITH_RESIDUAL: Quantity("1", "1 − |x′ − Ax − b|² / |x′ − x̄′|²,  held out"),
@@ -88,10 +79,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No feed-forward sublayer was recognised.",
-        ALSO_BASELINE: (
-            "Supporting sublayers that also pass with random weights: {shared:.0f} of {supported:.0f}; for these the "
-            "result is not an effect of training."
-        ),
+        FEW: "Only {ratio:.1f} tokens for each input coordinate: the held-out R² may be too low; read more text.",
     },
 )
 
@@ -154,20 +142,11 @@ def null(
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every feed-forward sublayer by its held-out R² without residual."""
-    in_sample = {(f.layer, f.call): f.value for f in findings if f.quantity == IN_SAMPLE}
-
-    def bounds(f: Finding) -> Bounds:
-        least = in_sample.get((f.layer, f.call), math.nan)
-        return Bounds(supports=SUPPORTS, refutes=REFUTES if least < REFUTES else -math.inf)
-
-    findings = judge(findings, HELD_OUT, bounds)
-    return conclude(
-        findings,
-        HELD_OUT,
-        details=[median_detail(name, findings, name) for name in (SCORE, ANISOTROPY)],
-        remarks=shared_with_baseline(findings, HELD_OUT, SUPPORTS),
-    )
+    """Describe every feed-forward sublayer by its held-out R² without residual; remark on too few tokens."""
+    tokens = [1 / f.null for f in findings if f.quantity == IN_SAMPLE and f.null > 0]  # for each input coordinate
+    few = (Remark(FEW, {"ratio": min(tokens)}),) if tokens and min(tokens) < MANY else ()
+    details = [median_detail(name, findings, name) for name in (SCORE, ANISOTROPY)]
+    return describe(findings, HELD_OUT, details=details, remarks=few)
 
 
 def _measured(name: str, layer_state: LayerState) -> list[Measured]:
@@ -175,8 +154,8 @@ def _measured(name: str, layer_state: LayerState) -> list[Measured]:
     stream = inputs if layer_state.stream is None else layer_state.stream
     tokens = inputs.tokens.sum()
     fit, residual_fit = affine_fit(inputs), affine_fit(with_residual(stream))
-    rows = measured(name, HELD_OUT, fit.held_out, tokens)
-    rows += measured(name, WITH_RESIDUAL, residual_fit.held_out, tokens)
+    rows = measured(name, HELD_OUT, _held_out(fit), tokens)
+    rows += measured(name, WITH_RESIDUAL, _held_out(residual_fit), tokens)
     rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
     described = {
         IN_SAMPLE: fit.in_sample,
@@ -186,6 +165,11 @@ def _measured(name: str, layer_state: LayerState) -> list[Measured]:
         ANISOTROPY: _anisotropy(stream.total()),
     }
     return rows + [Measured(name, None, quantity, float(v), tokens=int(tokens)) for quantity, v in described.items()]
+
+
+def _held_out(fit: Fit) -> Estimate:
+    """Held-out R² for unlimited text; that of the fit itself if there are too few tokens to extrapolate."""
+    return fit.held_out if bool(fit.extrapolated.value.isnan()) else fit.extrapolated
 
 
 def with_residual(comoments: Comoments) -> Comoments:

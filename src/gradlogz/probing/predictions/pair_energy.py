@@ -24,7 +24,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, Bounds, bootstrapped, conclude,
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured, Ruling
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from .observables.residual_stream import Depth, depth_of, stack_of
 
@@ -55,6 +55,7 @@ FORMULAS = """\
 
 DECLARATION = Declaration(
     title="Pair energy over depth",
+    kind=PREDICTED,
     claim="The pair energy of the tokens of a sequence does not decrease from layer to layer.",
     formula=(
         "share of blocks with a positive change. Change of a block: log E after the block - log E before it, mean "

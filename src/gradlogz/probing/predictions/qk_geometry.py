@@ -23,7 +23,7 @@ from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
 from .observables.attention_distance import (
     OVER,
@@ -74,6 +74,7 @@ _OF_FORMS = {
 
 DECLARATION = Declaration(
     title="Positive QK matrices",
+    kind=PREDICTED,
     claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
     formula=(
         "positive cosine = |B_+| / |B| of the QK matrix B = W_q W_k^T of a head, where B_+ is the positive "

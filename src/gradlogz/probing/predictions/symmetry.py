@@ -19,7 +19,7 @@ from ..inside.events import Attended, Event, ForwardOutput
 from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Finding, Label, Quantity, Remark
+from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Sums, jackknifed
 from .observables.attention_distance import (
     OVER,
@@ -54,6 +54,7 @@ _SCORES = {
 
 DECLARATION = Declaration(
     title="Symmetric QK matrices",
+    kind=DESCRIPTIVE,
     claim="The sum of the QK matrices W_q W_k^T of all heads of an attention layer is symmetric.",
     formula=(
         "symmetry score = tr(M M) / tr(M M^T), M = sum_h W_q W_k^T over the heads of a layer: 1 if M is symmetric, "

@@ -21,7 +21,7 @@ from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Comoments, Sums, jackknifed
 from .observables.attention_distance import (
     OVER,
@@ -53,6 +53,7 @@ _COSINES = {
 
 DECLARATION = Declaration(
     title="Tied QK and OV matrices",
+    kind=PREDICTED,
     claim="The OV matrix W_v W_o of each head is a positive multiple of its transposed QK matrix W_k W_q^T.",
     formula=(
         "weighted cosine = tr(A^T C B) / sqrt(tr(A^T C A) tr(B^T C B)) between the OV matrix A = W_v W_o of a head and "

@@ -20,6 +20,7 @@ from .records import NAN, VERDICTS, Declaration, Summary
 from .records import Claim as Claim
 from .records import Finding as Finding
 from .records import Token as Token
+from .replicates import Place, Replicates, place_of
 from .row_table import COLUMNS, csv_text, table_rows
 
 
@@ -29,6 +30,7 @@ class Findings:
 
     facts: architecture, source and amount of text of each model, by its name.
     declarations: texts of each prediction, with units and formulas of its quantities, by its name.
+    replicates: values of judged rows in the replicates of documents, by the fields that identify a row.
     """
 
     facts: Mapping[str, Mapping[str, Any]]
@@ -36,6 +38,7 @@ class Findings:
     claims: Sequence[Claim] = ()
     tokens: Sequence[Token] = field(default=())
     declarations: Mapping[str, Declaration] = field(default_factory=dict)
+    replicates: Mapping[Place, Replicates] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("rows", "claims", "tokens"):
@@ -78,7 +81,8 @@ class Findings:
         predictions = {row.prediction for row in rows}
         declarations = {name: declared for name, declared in self.declarations.items() if name in predictions}
         claims = [claim for claim in self.claims if claim.prediction in predictions]
-        return Findings(self.facts, rows, claims, self.tokens, declarations)
+        replicates = {place_of(row): self.replicates[place_of(row)] for row in rows if place_of(row) in self.replicates}
+        return Findings(self.facts, rows, claims, self.tokens, declarations, replicates)
 
     def frame(self) -> Any:
         """Rows as a polars DataFrame, with the columns of docs/probe.md; values that do not exist are null."""
@@ -130,6 +134,7 @@ class Findings:
             [claim for findings in every for claim in findings.claims],
             [token for findings in every for token in findings.tokens],
             declarations,
+            {place: each for findings in every for place, each in findings.replicates.items()},
         )
 
     def _matching(self, prediction: str | None, layer: str | None, quantity: str | None) -> Iterator[Finding]:

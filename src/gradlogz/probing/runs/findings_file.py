@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..._errors import InputValueError
 from .findings import Findings
-from .records import VERDICTS, Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
+from .records import SELF_CHECK, VERDICTS, Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
 
 FINDINGS = "findings.json"
 HEADS = 4096  # largest plausible number of heads; a larger map would exhaust the memory
@@ -235,6 +235,8 @@ def _declaration(content: Any) -> Declaration | None:
             return None
     if len(fields.get("outcomes", ("", ""))) != 2:
         return None
+    if content.get("self_check"):  # format 3 before kinds
+        fields["kind"] = SELF_CHECK
     try:
         return Declaration(**{"method": (), **fields})
     except TypeError:

@@ -2,15 +2,22 @@
 
     Measured     one value with its confidence interval, of a head, a layer or the model
     Judgement    findings with their verdicts, and the result for the model, as numbers
+    graded       a judgement in the words of the kind of its claim
 
 Read next: ../hypothesis_tests.py (from one to the other), records.py (findings).
 """
 
 from typing import Literal, NamedTuple
 
-from .records import NAN, Detail, Finding, Remark
+from ..._typing import Float, Tensor
+from .records import DESCRIPTIVE, NAN, SELF_CHECK, TESTED, Detail, Finding, Remark
 
-Ruling = Literal["supported", "refuted", "inconclusive", "not applicable"]
+Ruling = Literal["supported", "refuted", "inconclusive", "described", "passed", "failed", "not applicable"]
+# Verdicts of claims that are not tested, by kind; others are unchanged.
+GRADED: dict[str, dict[str, Ruling]] = {
+    DESCRIPTIVE: dict.fromkeys(TESTED, "described"),
+    SELF_CHECK: {"supported": "passed", "refuted": "failed"},
+}
 
 
 class Measured(NamedTuple):
@@ -18,6 +25,8 @@ class Measured(NamedTuple):
 
     layer: name of the layer as in `capture`, numbered from the second call of a tied layer on; empty for the model.
     head: None for a quantity of the layer or of the model.
+    freedom: degrees of freedom of the interval.
+    replicates: values in the replicates of documents, from which the interval is computed.
     """
 
     layer: str
@@ -27,6 +36,8 @@ class Measured(NamedTuple):
     low: float = NAN
     high: float = NAN
     tokens: int = 0
+    freedom: float = NAN
+    replicates: Float[Tensor, " r"] | None = None
 
 
 class Judgement(NamedTuple):
@@ -50,6 +61,14 @@ class Judgement(NamedTuple):
     refuted: int = 0
     details: tuple[Detail, ...] = ()
     remarks: tuple[Remark, ...] = ()
+
+
+def graded(judgement: Judgement, kind: str) -> Judgement:
+    """Judgement in the words of the kind of its claim: descriptive claims are not tested, self-checks pass or fail."""
+    words = GRADED.get(kind, {})
+    findings = [f._replace(verdict=words.get(f.verdict, f.verdict)) for f in judgement.findings]
+    judgement = judgement._replace(findings=findings, verdict=words.get(judgement.verdict, judgement.verdict))
+    return judgement._replace(supported=0, refuted=0) if kind == DESCRIPTIVE else judgement
 
 
 def split(layer: str) -> tuple[str, int]:

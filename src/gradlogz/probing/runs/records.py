@@ -16,7 +16,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-VERDICTS = ("supported", "refuted", "inconclusive", "not applicable")
+TESTED = ("supported", "refuted", "inconclusive")  # verdicts of a test
+VERDICTS = (*TESTED, "described", "passed", "failed", "not applicable")
+PREDICTED, BEYOND, DESCRIPTIVE, SELF_CHECK = "prediction", "beyond the theory", "descriptive", "self-check"
+KINDS = (PREDICTED, BEYOND, DESCRIPTIVE, SELF_CHECK)
 NAN = math.nan
 
 
@@ -59,8 +62,10 @@ class Declaration(NamedTuple):
         labels: readable names of quantities whose names in the rows are not.
         places: plural noun of the rows without a head, by quantity ("sublayers"); by default the plural of `unit`, or
             "layers" if that is the head.
-        self_check: for a claim that is true of every model and tests the measurement, the reason as a predicate ("holds
-            for any weights"); empty for an empirical claim.
+        kind: what the claim is: a "prediction" of the theory; a test "beyond the theory", of a statement that the
+            theory does not make; "descriptive", with values, intervals and nulls but no test; or a "self-check" of the
+            measurement, true of every model. Only predictions are evidence for or against the theory.
+        power: probability of support for planted effects of known size; empty if it was not measured.
     """
 
     title: str
@@ -82,14 +87,16 @@ class Declaration(NamedTuple):
     remarks: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     places: Mapping[str, str] = {}
-    self_check: str = ""
+    kind: str = PREDICTED
+    power: str = ""
 
 
 class Finding(NamedTuple):
     """One quantity of a head, of a layer (head None) or of the model (empty layer).
 
-    `low` and `high` are the ends of the 95 % confidence interval, `null_low` and `null_high` those of the 95 % band of
-    the null distribution; NaN where there is none. The verdict is empty for quantities that are not judged.
+    `low` and `high` are the ends of the 95 % confidence interval, with `freedom` degrees of freedom, `null_low` and
+    `null_high` those of the 95 % band of the null distribution, with `null_freedom`; NaN where there is none. The
+    verdict is empty for quantities that are not judged.
     """
 
     model: str
@@ -106,6 +113,8 @@ class Finding(NamedTuple):
     null_high: float = NAN
     tokens: int = 0
     verdict: str = ""
+    freedom: float = NAN
+    null_freedom: float = NAN
 
 
 class Detail(NamedTuple):

@@ -3,6 +3,7 @@
     run.json            version, facts of model and text, seed, command, counts, times, checksums
     findings.json       rows, claims, tokens and declarations: findings_file.py
     findings.parquet    the rows as a table, if polars is installed
+    replicates.safetensors    replicates of the rows, for differences of runs: replicates.py
 
 Writing is atomic: a temporary folder beside the target is flushed to the disk, then renamed. A killed process leaves
 the old run or the new one; if it is killed between two renames, the next reader or writer completes them.
@@ -18,6 +19,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from ... import __version__
 from ..._errors import InputValueError
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
+from .replicates import REPLICATES, read_replicates, write_replicates
 
 FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
@@ -114,6 +117,7 @@ def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str =
 def _write_files(folder: Path, run: Run) -> None:
     """Write all files of a run; run.json comes last, with the checksums of the others."""
     write_findings(folder / FINDINGS, run.findings)
+    write_replicates(folder / REPLICATES, run.findings.rows, run.findings.replicates)
     if find_spec("polars") is not None:
         run.findings.frame().write_parquet(folder / PARQUET)
     others = sorted(path for path in folder.iterdir() if path.name != RUN)
@@ -185,7 +189,7 @@ def _settle(place: Path) -> None:
 def _keep_others(place: Path, part: Path) -> None:
     """Copy the files of other origin in the run folder."""
     for other in place.iterdir() if place.exists() else ():
-        if other.name not in (RUN, FINDINGS, PARQUET, STATISTICS):
+        if other.name not in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS):
             copy = shutil.copytree if other.is_dir() else shutil.copy2
             copy(other, part / other.name)
 
@@ -285,7 +289,14 @@ def _findings(place: Path, model: Mapping[str, Any], problems: Problems) -> Find
         content = {"facts": {model.get("name"): model}, "rows": rows, "claims": [], "tokens": []}
     if isinstance(content, str):
         problems.refuse(f"{FINDINGS} is not readable ({content})")
-    return findings_in(content, problems, str(model.get("name", place.name)))
+    findings = findings_in(content, problems, str(model.get("name", place.name)))
+    replicates = read_replicates(place / REPLICATES, findings.rows)
+    if isinstance(replicates, str):
+        if (place / REPLICATES).is_file():  # runs of earlier versions have none
+            note = f"{REPLICATES} cannot be read ({replicates}): differences from other runs are not paired."
+            problems.meet(note, f"{REPLICATES} is not readable ({replicates})")
+        return findings
+    return replace(findings, replicates=replicates)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

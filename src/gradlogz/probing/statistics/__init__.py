@@ -5,12 +5,12 @@ Sums            scalars, bootstrapped over documents; mean, ratio, variance, cor
 Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit
 Histogram       counts between fixed edges; quantiles
 Sample          the tokens with the smallest hashes
-Estimate        a value with its confidence interval; benjamini_hochberg
+Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, benjamini_hochberg
 merge           two states into one
 """
 
 from .comoments import Comoments, GroupMoments, comoments_of, jackknife, jackknifed
-from .estimates import Estimate, benjamini_hochberg
+from .estimates import Estimate, benjamini_hochberg, interval_of, median_estimate
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
 from .merging import merge
@@ -43,6 +43,7 @@ __all__ = [
     "bootstrap",
     "documents",
     "mean",
+    "median_estimate",
     "ratio",
     "variance",
     "correlation",
@@ -62,6 +63,7 @@ __all__ = [
     "chosen",
     "sample_of",
     "Estimate",
+    "interval_of",
     "benjamini_hochberg",
     "merge",
 ]

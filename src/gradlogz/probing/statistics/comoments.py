@@ -6,6 +6,7 @@
     jackknife:  v = (1/G) sum_g (pseudo_g - centre)² / (h_g - 1),     h_g = n / n_g                         [busing99]
                 pseudo_g = h_g f - (h_g - 1) f_g,   centre = G f - sum_g (1 - 1 / h_g) f_g,   f_g: f without group g
                 value ± t_.975(G - 1) sqrt(v),   G groups with data
+                replicate_g = f + (pseudo_g - centre) / sqrt(G (h_g - 1)),   so that v = sum_g (replicate_g - f)²
 
 Products of a batch are computed around its own mean in the precision of the batch (at least float32); sums over batches
 are float64. A batch belongs to one group, so that merging it changes one of eight and shares the others. For wide
@@ -14,7 +15,7 @@ matrices xx only the blocks on and above the diagonal are stored, which is a lit
 Read next: regression.py, sums.py (scalars), hashing.py (the groups).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +23,7 @@ import torch
 
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
-from ...special.distributions import student_quantile
-from .estimates import Estimate
+from .estimates import Estimate, interval_of
 from .hashing import GROUPS
 from .validation import check_alike, double, full_precision_products
 
@@ -116,6 +116,10 @@ class Comoments(NamedTuple):
         _check_group("Comoments.without", group)
         return self._joined([[g != group for g in range(GROUPS)]])._of(0)
 
+    def unions(self, unions: Sequence[Sequence[int]]) -> GroupMoments:
+        """Return the moments of several unions of groups, with a leading dimension."""
+        return self._joined([[g in union for g in range(GROUPS)] for union in unions])
+
     def total(self) -> GroupMoments:
         """Return the moments of all groups together."""
         return self._joined([[True] * GROUPS])._of(0)
@@ -196,25 +200,36 @@ def jackknife(function: Callable[[GroupMoments], Tensor], comoments: Comoments) 
     """
     values = function(comoments.versions())
     present = comoments.present()
-    return jackknifed(values[0], values[1:], comoments.tokens[present if len(present) > 1 else []])
+    present = present if len(present) > 1 else []
+    return jackknifed(values[0], values[1:], comoments.tokens[present], groups=present)
 
 
-def jackknifed(value: Float[Tensor, "*e"], left: Float[Tensor, "g *e"], tokens: Float[Tensor, " g"]) -> Estimate:
+def jackknifed(
+    value: Float[Tensor, "*e"],
+    left: Float[Tensor, "g *e"],
+    tokens: Float[Tensor, " g"],
+    *,
+    groups: Sequence[int] | None = None,
+) -> Estimate:
     """Return the jackknife confidence interval of a value.
 
-    left: values without each group; tokens: number of tokens in each group.
+    left: values without each group. tokens: number of tokens in each group. groups: numbers of these groups; without
+        them replicates of two runs are paired only if all eight groups are present.
     """
     G = len(tokens)
+    freedom = torch.full_like(value, max(G - 1, 0))
     if G < 2:
-        nothing = torch.full_like(value, torch.nan)
-        return Estimate(value, nothing, nothing, torch.zeros_like(value))
+        return interval_of(value, value.new_empty(*value.shape, 0), freedom)
     h = (tokens.sum() / tokens).to(value.dtype).reshape(G, *(1,) * value.ndim)
     pseudo = h * value - (h - 1) * left
     centre = G * value - ((1 - 1 / h) * left).sum(0)
-    v = ((pseudo - centre).square() / (h - 1)).mean(0)
-    freedom = torch.full_like(value, G - 1)
-    arm = student_quantile(freedom) * v.sqrt()
-    return Estimate(value, value - arm, value + arm, freedom)
+    replicates = value.unsqueeze(-1) + ((pseudo - centre) / (G * (h - 1)).sqrt()).movedim(0, -1)
+    estimate = interval_of(value, replicates, freedom)
+    if groups is None:
+        return estimate
+    placed = value.unsqueeze(-1).repeat(*(1,) * value.ndim, GROUPS)  # a group without tokens has no influence
+    placed[..., list(groups)] = replicates
+    return estimate._replace(replicates=placed)
 
 
 def _deviations(x: Tensor, w: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,26 +1,71 @@
-"""Values with confidence intervals, and control of the false discovery rate.
+"""Values with confidence intervals from replicates, and control of the false discovery rate.
 
+    bootstrap    low, high  = value - c (value - q_.025), value + c (q_.975 - value)      q: quantiles of 200 replicates
+                 c          = sqrt(n / (n - 1)) t_.975(n - 1) / z_.975                     n - 1: degrees of freedom
+    jackknife    value ± t_.975(G - 1) sqrt(sum_g (replicate_g - value)²)                  one replicate for each group
     p_(k) <= level k / m      k-th smallest of m p-values: rejected at false discovery rate `level`        [benjamini95]
 
-Read next: sums.py and comoments.py (confidence intervals), ../hypothesis_tests.py (p-values).
+A replicate depends on the names of documents alone: replicate i of two statistics, or of two models, has the same
+weights of documents. A function of several statistics (a median over heads, a difference of two models) therefore has
+the function of their replicates as its replicates, and from these its confidence interval.
+
+Read next: sums.py and comoments.py (replicates), ../hypothesis_tests.py (p-values).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 
 from ..._typing import Bool, Float, Tensor
+from ...special.distributions import student_quantile
+from .hashing import GROUPS
 
 LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown."""
+    """A value with its 95 % confidence interval and degrees of freedom; `low` and `high` are NaN if unknown.
+
+    replicates: values in the 200 bootstrap samples of documents, or for the groups of the jackknife, whose squared
+        distances from the value sum to the squared standard error. Of r = 8 groups those without tokens have the value
+        itself; r < 8 if the numbers of the groups are unknown, and 0 without an interval. Replicates of all estimates
+        of a run are of the same documents.
+    """
 
     value: Float[Tensor, "*s"]
     low: Float[Tensor, "*s"]
     high: Float[Tensor, "*s"]
     freedom: Float[Tensor, "*s"]
+    replicates: Float[Tensor, "*s r"] = None  # type: ignore[assignment]
+
+
+def interval_of(
+    value: Float[Tensor, "*s"], replicates: Float[Tensor, "*s r"], freedom: Float[Tensor, "*s"]
+) -> Estimate:
+    """Return a value with the confidence interval of its replicates, NaN below one degree of freedom."""
+    t = student_quantile(freedom)
+    if replicates.shape[-1] <= GROUPS:
+        arm = t * (replicates - value.unsqueeze(-1)).square().sum(-1).sqrt()
+        arm = arm if replicates.shape[-1] else torch.full_like(value, torch.nan)
+        return Estimate(value, value - arm, value + arm, freedom, replicates)
+    tails = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=value.dtype, device=value.device)
+    low, high = torch.nanquantile(replicates, tails, -1)  # a replicate may contain no document
+    z = math.sqrt(2) * torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)).item()
+    c = ((freedom + 1) / freedom).sqrt() * t / z
+    return Estimate(value, value - c * (value - low), value + c * (high - value), freedom, replicates)
+
+
+def median_estimate(
+    values: Float[Tensor, " h"], replicates: Float[Tensor, "h r"], freedom: Float[Tensor, ""]
+) -> Estimate:
+    """Return the median over heads with its confidence interval: that of the medians of aligned replicates."""
+    return interval_of(_median(values.unsqueeze(-1)).squeeze(-1), _median(replicates), freedom)
+
+
+def _median(values: Float[Tensor, "h r"]) -> Float[Tensor, " r"]:
+    """Return the median over heads of each replicate."""
+    return torch.nanquantile(values.double(), 0.5, 0)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:

@@ -6,6 +6,20 @@
     E_g      = sum over group g of |y - prediction of the fit to all other groups|²
     S_g      = sum over group g of |y - mean of all other groups|²
 
+The held-out R² is too small for few tokens: the error of a fit to n tokens exceeds that of the best affine map because
+its coefficients are estimated. For n independent normal tokens and p coordinates, up to terms of order 1 / n,
+
+    1 / E(n)     = (1 / E(∞)) (1 - p / n)
+
+Tokens of one document are not independent and count as fewer, so that p / n becomes c / n with an unknown c. Each group
+is therefore also predicted by the fit to half of the other groups, and 1 / E is extrapolated linearly in 1 / n to 0:
+
+    1 / E(∞)     = (k / E - 1 / E_half) / (k - 1),   E = sum_g E_g,   k = n / n_half
+    extrapolated = 1 - E(∞) / sum_g S_g
+
+This is exact for independent tokens, and removes most of the bias where documents differ. If they are fewer than the
+coordinates and differ strongly, a part of it remains.
+
 All quantities are computed from the moments of the groups, without another pass over the data.
 
 Read next: comoments.py.
@@ -18,19 +32,24 @@ import torch
 from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from .comoments import Comoments, GroupMoments, jackknifed
-from .estimates import Estimate
+from .estimates import Estimate, interval_of
 
 RIDGES = (0.0, 1e-8, 1e-6, 1e-4)  # relative to the variance of each coordinate
 _SMALLEST = 1e-9  # smallest conditional variance of a coordinate given the preceding ones, relative to its variance
 
 
 class Fit(NamedTuple):
-    """The map y ≈ intercept + x coefficients, with its in-sample and held-out R²."""
+    """The map y ≈ intercept + x coefficients, with its in-sample and held-out R².
+
+    extrapolated: held-out R² of a map that is fitted to infinitely many tokens; NaN with fewer than three groups, or if
+        half of the others have fewer than 2 p tokens.
+    """
 
     coefficients: Float[Tensor, "*h p q"]
     intercept: Float[Tensor, "*h q"]
     in_sample: Float[Tensor, "*h"]
     held_out: Estimate
+    extrapolated: Estimate
 
 
 def affine_fit(comoments: Comoments) -> Fit:
@@ -48,18 +67,40 @@ def affine_fit(comoments: Comoments) -> Fit:
     in_sample = 1 - _error(total, coefficients) / total.spread_y
     if len(present) < 2:
         nothing = torch.full_like(in_sample, torch.nan)
-        return Fit(coefficients, intercept, in_sample, Estimate(nothing, nothing, nothing, 0 * nothing))
-    others = GroupMoments(*(None if field is None else field[1:] for field in comoments.versions()))  # type: ignore[arg-type]
+        unknown = interval_of(nothing, nothing.new_empty(*nothing.shape, 0), torch.zeros_like(nothing))
+        return Fit(coefficients, intercept, in_sample, unknown, unknown)
     alone = [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
     held = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
+    others = comoments.unions([[g for g in present if g != left] for left in present])
+    half = comoments.unions([(2 * present)[i + 1 : i + len(present) : 2] for i in range(len(present))])
+    n = held.tokens.reshape(-1, *(1,) * (held.spread_y.ndim - 1))
+    S = held.spread_y + n * (held.mean_y - others.mean_y).square().sum(-1)
+    E, E_half, S = (_with_each_left_out(t) for t in (_held_out_error(held, others), _held_out_error(held, half), S))
+    k = _with_each_left_out(others.tokens) / _with_each_left_out(half.tokens)
+    k = torch.where(half.tokens.min() >= 2 * total.xx.shape[-1], k, torch.nan).reshape(-1, *(1,) * (E.ndim - 1))
+    best = (k - 1) / (k / E - 1 / E_half)  # k = 1 if the other groups are too few to be halved
+    scores = (1 - E / S, 1 - torch.where(k > 1, best, torch.nan) / S)
+    return Fit(
+        coefficients,
+        intercept,
+        in_sample,
+        *(jackknifed(score[0], score[1:], held.tokens, groups=present) for score in scores),
+    )
+
+
+def _with_each_left_out(terms: Float[Tensor, "g *h"]) -> Float[Tensor, "_ *h"]:
+    """Return the sum over groups, [0], and the sums without each group, [1:]."""
+    total = terms.sum(0, keepdim=True)
+    return torch.cat((total, total - terms))
+
+
+def _held_out_error(held: GroupMoments, others: GroupMoments) -> Float[Tensor, "g *h"]:
+    """Return the squared error in each group of the map that is fitted to the others."""
     B = solve(others.xx, others.xy)
     dx, dy = held.mean_x - others.mean_x, held.mean_y - others.mean_y
     missed = dy - (dx.unsqueeze(-2) @ B).squeeze(-2)
     n = held.tokens.reshape(-1, *(1,) * (held.spread_y.ndim - 1))
-    E = _error(held, B) + n * missed.square().sum(-1)
-    S = held.spread_y + n * dy.square().sum(-1)
-    score = 1 - E.sum(0) / S.sum(0)
-    return Fit(coefficients, intercept, in_sample, jackknifed(score, 1 - (E.sum(0) - E) / (S.sum(0) - S), held.tokens))
+    return _error(held, B) + n * missed.square().sum(-1)
 
 
 def solve(xx: Float[Tensor, "*h p p"], xy: Float[Tensor, "*h p q"]) -> Float[Tensor, "*h p q"]:

@@ -3,11 +3,10 @@
     sums_0     = sum_d s_d                      s_d: contribution of document d to k columns, the first its weight
     sums_r     = sum_d w_dr s_d                 w_dr ~ Poisson(1), a function of the key of d alone
     value      = f(sums_0),   draws = f(sums_r)                       any f of sums: mean, ratio, variance, correlation
-    low, high  = value - c (value - q_.025), value + c (q_.975 - value)                           q: quantiles of draws
-    c          = sqrt(n / (n - 1)) t_.975(n - 1) / z_.975
+    low, high  = value - c (value - q_.025), value + c (q_.975 - value)           q: quantiles of draws; estimates.py
     n          = sums_0² / Var_r(sums_r)  of the weight column: effective number of documents
 
-The factor c widens the percentile interval, whose coverage is too small for few documents. With c the coverage is
+The factor c(n) widens the percentile interval, whose coverage is too small for few documents. With c the coverage is
 correct for means of normally distributed documents; c tends to 1 for many documents. With fewer than two documents
 there is no interval. The bootstrap cannot represent values that occur in no document: for rare events, and for few
 documents with a skewed distribution, the coverage stays below 95 %.
@@ -15,7 +14,6 @@ documents with a skewed distribution, the coverage stays below 95 %.
 Read next: hashing.py (the weights), comoments.py (matrices, for which 200 replicates would be too many).
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,8 +21,7 @@ import torch
 
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Int, Tensor
-from ...special.distributions import student_quantile
-from .estimates import LEVEL, Estimate
+from .estimates import Estimate, interval_of
 from .hashing import bootstrap_weights
 from .validation import check_alike, double
 
@@ -79,13 +76,9 @@ def bootstrap(function: Callable[[Tensor], Tensor], sums: Sums) -> Estimate:
     """
     values = function(sums.totals)
     value, draws = values[0], values[1:]
-    tails = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=draws.dtype, device=draws.device)
-    low, high = torch.nanquantile(draws, tails, 0)  # a replicate may contain no document
     n = documents(sums)
     n = n if n.shape == value.shape else n.min().expand(value.shape)
-    z = math.sqrt(2) * torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64)).item()
-    c = (n / (n - 1)).sqrt() * student_quantile(n - 1) / z
-    return Estimate(value, value - c * (value - low), value + c * (high - value), n - 1)
+    return interval_of(value, draws.movedim(0, -1), n - 1)
 
 
 def documents(sums: Sums) -> Float[Tensor, "*s"]:
