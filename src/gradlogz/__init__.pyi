@@ -80,7 +80,7 @@ from .contrastive import (
     siglip as siglip,
     supervised_contrastive as supervised_contrastive,
 )
-from .probing import probe as probe, capture as capture
+from .probing import probe as probe, capture as capture, intervene as intervene
 from .simulation import simulate as simulate, sweep as sweep
 from .tracking import track as track
 from .reporting import report as report, compare as compare

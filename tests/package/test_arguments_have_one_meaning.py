@@ -55,7 +55,8 @@ def test_keep_says_which_steps_are_reported():
 
 
 def test_whole_runs_have_a_seed_and_all_else_a_generator():
-    assert set(annotations("seed")) == {"probing.probe", "simulation.simulate", "simulation.sweep", "tracking.track"}
+    runs = {"probing.probe", "probing.intervene", "simulation.simulate", "simulation.sweep", "tracking.track"}
+    assert set(annotations("seed")) == runs
     assert len(set(map(str, annotations("generator").values()))) == 1
 
 

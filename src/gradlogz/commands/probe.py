@@ -12,6 +12,7 @@ import typer
 
 from .._input_errors import InputValueError
 from .checkpoint_runs import CheckpointRun, Settings, runs_of
+from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
     RUN_PAGE,
     Csv,
@@ -114,6 +115,7 @@ def command(
     draws: Annotated[
         int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
     ] = 20,
+    intervene: Intervene = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -136,12 +138,13 @@ def command(
     console = terminal(json)
     check_file("probe", "--json", json)
     check_tables("probe", csv, parquet)
+    check_intervene(intervene)
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
         allow_pickle, allow_remote_code,
     )  # fmt: skip
-    outputs = Outputs(json, csv, parquet, details)
+    outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
         place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].label
         return _one(console, checkpoints[0], place, settings, outputs)
@@ -157,6 +160,7 @@ class Outputs(NamedTuple):
     csv: str | None
     parquet: str | None
     details: bool
+    intervene: str | None
 
     def write(self, findings: "Findings") -> None:
         """Write the files."""
@@ -228,10 +232,18 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
 
     check_place(place)
     hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
-    run, _, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})
+    run, loaded, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})
     outputs.write(run.findings)
+    effects = None
+    if outputs.intervene is not None:
+        effects = write_interventions(
+            place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
+            length=settings.length, seed=settings.seed,
+        )  # fmt: skip
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
+    if effects is not None:
+        print_interventions(console, effects)
     if not run.complete:
         console.print(STOPPED, style="yellow")
     if outputs.details:
@@ -248,6 +260,9 @@ def _several(
     from ..reporting.comparison_page import read_all
     from ..reporting.trajectory_terminal import trajectory_lines
 
+    if outputs.intervene is not None:
+        problem = "--intervene applies to one model, but there are several checkpoints"
+        raise InputValueError("probe", "--intervene", problem, "Probe one checkpoint with --intervene.")
     if settings.text == STANDARD_INPUT:
         problem = "standard input can be read only once, but there are several checkpoints"
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")

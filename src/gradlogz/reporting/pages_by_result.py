@@ -4,6 +4,7 @@
     report(simulation), report(phases)          a simulation, or a phase diagram
     report(tracks)                              filtered detections
     report(Verification(results))               verified statements of the theory
+    report(interventions)                       effects of interventions on a model
 
 A new kind of result needs a module with its page, and a line in PAGES.
 
@@ -20,14 +21,16 @@ from typing import Any
 from .._displays import register
 from .._errors import InputTypeError
 from ..page import Page, write
+from ..probing.interventions.records import Interventions
 from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
 from ..tracking.records import Tracks
 from ..verification.statement import Verification
-from . import findings_page, phases_page, simulation_page, tracks_page, verification_page
+from . import findings_page, interventions_page, phases_page, simulation_page, tracks_page, verification_page
 from .findings_figures import plot
 from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
+from .interventions_page import with_interventions
 from .run_contents import Source, contents_of
 
 # The function that makes the page of each type of result.
@@ -36,8 +39,9 @@ PAGES: dict[type, Callable[[Any], Page]] = {
     Phases: phases_page.page_of,
     Tracks: tracks_page.page_of,
     Verification: verification_page.page_of,
+    Interventions: interventions_page.page_of,
 }
-Result = Source | Simulation | Phases | Tracks | Verification
+Result = Source | Simulation | Phases | Tracks | Verification | Interventions
 
 
 def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
@@ -68,7 +72,7 @@ def page_of(result: Any) -> Page:
 @page_of.register(str)
 @page_of.register(os.PathLike)
 def _(result: Source) -> Page:
-    return findings_page.page_of_run(contents_of(result, "report"))
+    return with_interventions(findings_page.page_of_run(contents_of(result, "report")), result)
 
 
 def framed(result: Result) -> str:
