@@ -66,7 +66,7 @@ def test_rows_are_written_by_probe_and_by_report(own, tmp_path, monkeypatch):
     assert "Long queries" in result.stdout
     assert "100 %" in result.stderr  # progress, without a terminal
     findings = read_run("run").findings
-    assert {row.prediction for row in findings.rows} == {"long_queries", "tie"}
+    assert {row.prediction for row in findings.rows} == {"long_queries", "tie", "identity"}  # and the self-check
     with open("rows.csv", newline="") as file:
         head, *lines = csv.reader(file)
     assert head == list(COLUMNS)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..probing.prediction import Prediction
     from ..probing.runs.run_folder import Run
 
-    Measure = Callable[[CheckpointName, dict[str, str]], Run]
+    Measure = Callable[[CheckpointName, Path, dict[str, str]], Run]
 
 
 class Settings(NamedTuple):
@@ -78,7 +78,7 @@ def runs_of(
 ) -> Iterator[CheckpointRun]:
     """Yield the run of each checkpoint, once it is in its folder below `root`; end after an interrupted one.
 
-    measure: the run of a checkpoint, with these facts added.
+    measure: writes the run of a checkpoint to a folder, with these facts added, and returns it.
     """
     from ..probing.inside.loading import locate
     from ..probing.inside.weights_hash import weights_hash
@@ -93,13 +93,14 @@ def runs_of(
             facts = {"weights_sha256": weights_hash(located), **same}
         other = first.get(facts["weights_sha256"])
         run = finished(folder, facts)
-        if run is not None:
-            done = CheckpointRun(checkpoint.label, folder, run, "kept")
-        else:
-            check_place(folder)
-            run = measure(checkpoint, facts) if other is None else renamed(other.run, checkpoint)
-            write_run(folder, run)
-            done = CheckpointRun(checkpoint.label, folder, run, "measured")
+        origin = "kept" if run is not None else "measured"
+        if run is None and other is None:
+            run = measure(checkpoint, check_place(folder), facts)
+        elif run is None and other is not None:
+            run = renamed(other.run, checkpoint)
+            write_run(check_place(folder), run)
+        assert run is not None
+        done = CheckpointRun(checkpoint.label, folder, run, origin)
         first.setdefault(facts["weights_sha256"], done)
         yield done if other is None else done._replace(origin=other.label)
         if not run.complete:
@@ -132,5 +133,6 @@ def renamed(run: "Run", checkpoint: "CheckpointName") -> "Run":
             [claim._replace(model=label) for claim in findings.claims],
             [token._replace(model=label) for token in findings.tokens],
             findings.declarations,
+            {(label, *place[1:]): replicates for place, replicates in findings.replicates.items()},
         ),
     )

@@ -6,7 +6,6 @@
 Read next: probe.py (the command), ../probing/interventions/run_interventions.py (the measurement).
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +65,7 @@ def write_interventions(
     effects = intervene(
         loaded.model, loaded.tokenizer, corpus_of(loaded.tokenizer, text, reads=loaded.facts["reads"]), name=name,
         interventions=chosen_interventions(_named(names)), tokens=max(round(SHARE * tokens), 1) if tokens else TOKENS,
-        fit_tokens=tokens or FIT_TOKENS, length=length, seed=seed, progress=sys.stderr.isatty(),
+        fit_tokens=tokens or FIT_TOKENS, length=length, seed=seed, progress=True,
     )  # fmt: skip
     write(place / FILE, f"{effects.to_json()}\n")
     write(place / TABLE, effects.to_csv())

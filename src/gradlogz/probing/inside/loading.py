@@ -101,8 +101,8 @@ def load(
 
     Args:
         revision: branch, tag or commit of a model of the hub.
-        device_map: placement of modules on several devices, as in transformers: "auto", "cpu", ..., or a dictionary
-            from module names to devices; in place of `device`.
+        device_map: placement of the weights while they are read, as in transformers: "auto", "sequential", ..., or a
+            dictionary from module names to devices; in place of `device`. All weights must be on one device.
 
     Law: tests/agreement/test_loaded_models_are_those_of_their_checkpoints.py.
     """
@@ -122,9 +122,11 @@ def load(
     if isinstance(place, torch.device):
         model = model.to(place)
     model.eval()
-    if any(parameter.is_meta for parameter in model.parameters()):
-        problem = "device_map leaves weights outside the devices (offloaded to CPU memory or disk)"
-        raise InputValueError("load", "device_map", problem, "Use more devices, or dtype bfloat16 in place of float32.")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if devices != devices[:1] or devices == ["meta"]:
+        problem = f"device_map must leave all weights on one device, got {', '.join(devices)} (meta: offloaded)"
+        remedy = "Pass sequential, which fills one device first, or dtype bfloat16."
+        raise InputValueError("load", "device_map", problem, remedy)
     context = _context(model, tokenizer)
     if hasattr(tokenizer, "model_max_length") and context is not None:
         tokenizer.model_max_length = context
