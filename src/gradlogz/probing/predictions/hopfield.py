@@ -41,7 +41,7 @@ FORMULAS = f"""\
     share of keys   k / n; k: smallest number of keys with {100 * MASS:g} % of the weight, n: visible keys  [ramsauer20]
     class           of the median row: I k > n/2, an average of most keys; II n/8 < k <= n/2; III n/32 < k <= n/8, a
                     metastable state of few keys; IV k <= n/32, single patterns
-    retrieval       share of rows with b < |k_1|, where b = 2 M (n - 1) exp(-(s_1 - s_2)) >= |att - k_1|    [theory 5.7]
+    retrieval       share of rows with b < M, where b = 2 M (n - 1) exp(-(s_1 - s_2)) >= |att - k_1|        [theory 5.7]
                     k_1: key of the largest logit s_1; s_2: second largest logit; M: largest norm of a key
     energy          E(x) = |x|²/2 - (1/beta) log sum_j w_j exp(beta <k_j, x>)       w_j = exp(bias of key j), 1 without
     theorem         E(q) - E(att) >= |q - att|²/2                                                           [theory 5.6]
@@ -82,7 +82,7 @@ DECLARATION = Declaration(
         "class II": Quantity("share of rows", "P(n/8 < k ≤ n/2)"),
         "class III": Quantity("share of rows", "P(n/32 < k ≤ n/8)"),
         "class IV": Quantity("share of rows", "P(k ≤ n/32)"),
-        RETRIEVAL: Quantity("share of rows", "P(2M (n − 1) exp(s₂ − s₁) < |k₁|)"),
+        RETRIEVAL: Quantity("share of rows", "P(2 (n − 1) exp(s₂ − s₁) < 1)"),
         BROKEN: Quantity("rows", "count of rows"),
     },
     references=("ramsauer20",),
@@ -213,7 +213,7 @@ def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Ten
     size = _square(q) + _square(att) + (after.abs() + G.abs()) / beta
     slack = torch.stack((short, fall / size))
     enough = (rows.valid.unsqueeze(1) & (n >= FEWEST)).expand_as(G)
-    columns = [torch.ones_like(G), held, k, *(c.to(G.dtype) for c in classes), (bound < first.norm(dim=-1)).to(G.dtype)]
+    columns = [torch.ones_like(G), held, k, *(c.to(G.dtype) for c in classes), (bound < M).to(G.dtype)]
     return torch.stack(columns, -1).masked_fill(~enough.unsqueeze(-1), 0.0).double().sum(2), slack, enough
 
 

@@ -66,7 +66,13 @@ DECLARATION = Declaration(
     method=(
         FORMULAS,
         "As in the published tables, the matrices are those of the checkpoint, without the scale parameters of "
-        "normalisation layers. Shared key heads are counted with each of their query heads.",
+        "normalisation layers; a checkpoint in which these are absorbed has another score, although it computes the "
+        "same. The symmetric share of `qk_geometry` includes them. Shared key heads are counted with each of their "
+        "query heads.",
+        "A symmetric M is no evidence for a Fisher information: the training objective explains it as well. In "
+        "bidirectional training each pair of tokens predicts in both directions, so that the expected updates of M are "
+        "symmetric, while autoregressive training adds to one direction and makes columns of M large [saponati25]. The "
+        "score is therefore described and not judged.",
         OVER_METHOD,
         "Published medians over layers: symmetry .77 bert-tiny, .51 bert-base, .44 bert-large, .49 roberta-base, .72 "
         "albert-base-v2, .18 ModernBERT-base, .15 gpt2, .17 gpt2-medium, .12 gpt2-xl, .19 distilgpt2, .12 llama2-7b, "
