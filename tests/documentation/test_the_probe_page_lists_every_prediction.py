@@ -1,4 +1,4 @@
-"""The table of docs/probe.md has the declared texts: claim, definition of the statistic, and both conditions.
+"""The table of docs/probe.md has the declared texts: kind, claim, definition of the statistic, and both conditions.
 
 As a script, this file writes the table again.
 """
@@ -6,17 +6,19 @@ As a script, this file writes the table again.
 from pathlib import Path
 
 from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.runs.records import DESCRIPTIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 START, END = "<!-- predictions -->\n", "<!-- /predictions -->"
-HEADING = "| prediction | claim | definition of the statistic | supported if | refuted if |\n|---|---|---|---|---|\n"
+HEADING = "| prediction | kind | claim | definition of the statistic | supported if | refuted if |\n|---|---|---|---|---|---|\n"
 
 
 def table():
     rows = []
     for prediction in known_predictions():
         declared = prediction.declaration
-        cells = [declared.claim, declared.formula, declared.supports, declared.refutes]
+        conditions = ["–", "–"] if declared.kind == DESCRIPTIVE else [declared.supports, declared.refutes]
+        cells = [declared.kind, declared.claim, declared.formula, *conditions]
         rows.append(" | ".join([f"| `{prediction.name}`", *(cell.replace("|", "\\|") for cell in cells)]) + " |\n")
     return HEADING + "".join(rows)
 

@@ -33,45 +33,36 @@ def value(findings, quantity, layer=None):
     return torch.tensor(found, dtype=torch.float64)
 
 
-def test_an_affine_map_is_supported():
+def test_an_affine_map_is_explained():
     found = judged(linearity, planted(1.0), BATCHES, baseline=planted(0.5, seed=1))
-    assert found.verdict == "supported"
+    assert (found.verdict, found.judged, found.supported) == ("described", 2, 0)
     assert float(value(found.findings, linearity.HELD_OUT).min()) > 1 - 1e-4
     assert all(np.isfinite(f.null) for f in found.findings)
     assert not math.isnan(found.null)
     assert found.remarks == ()
 
 
-def test_what_random_weights_are_as_well_is_said():
-    found = judged(linearity, planted(1.0), BATCHES, baseline=planted(1.0, seed=1))
-    assert found.verdict == "supported"
-    assert remarks_of(found)["also_baseline"].numbers == {"shared": 2, "supported": 2}
-
-
-def test_a_bent_map_is_refuted_though_its_score_is_high():
+def test_a_bent_map_is_not_explained_though_its_score_is_high():
     model = planted(0.0)
     with torch.no_grad():
         for block in model.transformer.h:
             block.mlp.c_proj.weight *= 0.1  # the stream explains itself
     found = judged(linearity, model, BATCHES)
-    assert found.verdict == "refuted"
+    assert found.value < 0.5
     assert float(value(found.findings, linearity.SCORE).min()) > 0.95
     assert float(value(found.findings, linearity.IDENTITY).min()) > 0.9
 
 
-def test_straighter_maps_are_found_more_often():
-    explained, supported = [], []
+def test_straighter_maps_are_explained_better():
+    explained = []
     for linear in (0.0, 0.4, 0.6, 0.8, 1.0):
         rows = [f for f in judged(linearity, planted(linear), BATCHES).findings if f.quantity == linearity.HELD_OUT]
         explained.append(rows[0].value)  # later ones read what the first has bent
-        supported.append(sum(f.verdict == "supported" for f in rows))
     assert explained == sorted(explained)
-    assert supported == sorted(supported)
     assert explained[0] < 0.3
-    assert (supported[0], supported[-1]) == (0, 2)
 
 
-def test_updates_without_relation_are_never_supported():
+def test_updates_without_relation_are_not_explained():
     """200 sublayers whose updates are noise: nothing is explained held out, p / (n - 1) in sample."""
     generator = torch.Generator().manual_seed(0)
     state = None
@@ -79,17 +70,17 @@ def test_updates_without_relation_are_never_supported():
         x, y = torch.randn(2, 200, 20, 8, generator=generator, dtype=torch.float64)
         state = merge(state, comoments_of(x, y, group=group, yy="diagonal"))
     fit = affine_fit(state)
-    assert not bool((fit.held_out.low > linearity.SUPPORTS).any())
     assert float((fit.held_out.low > 0).double().mean()) < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
     (expected,) = (m.value for m in linearity.null({NAME: linearity.LayerState(state)}, ONE, None))
     assert expected == 8 / 159
     assert abs(float(fit.in_sample.mean()) - expected) < 4 * float(fit.in_sample.std()) / 200**0.5
 
 
-def test_too_few_tokens_refute_nothing():
+def test_too_few_tokens_are_remarked():
     """As many tokens as coordinates: any fit is perfect in sample and useless held out."""
     found = judged(linearity, planted(0.0), token_batches(matrices.VOCABULARY, rows=1, length=4))
-    assert found.verdict == "inconclusive"
+    assert found.verdict == "described"
+    assert 0 < remarks_of(found)["few_tokens"].numbers["ratio"] < 2
 
 
 def test_shards_merge_to_one_pass():

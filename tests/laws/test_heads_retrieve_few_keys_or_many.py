@@ -101,12 +101,15 @@ def test_a_learned_sink_is_one_more_pattern(monkeypatch):
 
 def test_sharp_heads_retrieve_and_even_ones_average():
     batches = token_batches(VOCABULARY, length=64)
-    sharp = judged(hopfield, encoder(sharpness=6.0), batches, encoder(sharpness=0.5, seed=1))
+    draws = [encoder(sharpness=0.5, seed=seed) for seed in range(1, 7)]
+    sharp = judged(hopfield, encoder(sharpness=6.0), batches, matched=draws)
     assert sharp.verdict == "supported", sharp
     assert details_of(sharp)["class I"].count == 0
-    even = judged(hopfield, encoder(sharpness=0.1), batches, encoder(sharpness=0.5, seed=1))
+    even = judged(hopfield, encoder(sharpness=0.1), batches, matched=draws)
     assert even.verdict == "refuted", even
     assert [(d.key, d.count, d.total) for d in even.details][:2] == [("class I", 8, 8), ("class II", 0, 8)]
+    for other in ({}, {"baseline": draws[0]}):  # without its null no claim is supported
+        assert judged(hopfield, encoder(sharpness=6.0), batches, **other).verdict == "inconclusive"
 
 
 def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
@@ -129,11 +132,11 @@ def test_layers_that_write_their_own_softmax_are_not_judged():
     assert {f.verdict for f in found.findings} == {"not applicable"}
 
 
-def drawn(source, levels, documents=40, heads=6):
+def drawn(source, levels, spread=0.03, documents=40, heads=6):
     state = {}
     for i, level in enumerate(levels):
         rows = source.integers(5, 20, (documents, 1)) * np.ones((1, heads))
-        held = level + 0.1 * source.standard_normal((documents, heads))
+        held = level + spread * source.standard_normal(heads) + 0.1 * source.standard_normal((documents, heads))
         none = np.zeros_like(rows)
         columns = np.stack((rows, rows * held, none, rows, none, none, none, none), -1)
         keys = torch.from_numpy(source.integers(0, 2**62, documents))
@@ -143,8 +146,9 @@ def drawn(source, levels, documents=40, heads=6):
     return state
 
 
-def rulings(models, twins):
-    rows = findings_of(hopfield, models, NOTHING, Baseline(twins, NOTHING))
+def rulings(models, draws):
+    matched = tuple(hopfield.evaluate(state, NOTHING) for state in draws)
+    rows = findings_of(hopfield, models, NOTHING, Baseline({}, NOTHING, matched))
     return [hopfield.verdict([f for f in rows if f.layer == name]) for name in models]
 
 
@@ -152,18 +156,18 @@ def heads_of(judgements):
     return [f.verdict for each in judgements for f in each.findings if f.quantity == "held"]
 
 
-def test_at_one_half_models_are_seldom_judged_either_way():
+def test_draws_of_the_null_are_seldom_judged_either_way():
     source = np.random.default_rng(0)
-    found = rulings(drawn(source, [0.5] * 200), drawn(source, [0.9] * 200))
-    assert sum(r.verdict == "supported" for r in found) <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
-    assert heads_of(found).count("supported") <= 0.05 * 1200
-    assert heads_of(found).count("refuted") <= 0.05 * 1200
+    found = rulings(drawn(source, [0.5] * 200), [drawn(source, [0.5] * 200) for _ in range(10)])
+    for verdict in ("supported", "refuted"):
+        assert sum(r.verdict == verdict for r in found) <= 0.025 * 200 + 2 * math.sqrt(200 * 0.025 * 0.975)
+        assert heads_of(found).count(verdict) <= 0.025 * 1200 + 2 * math.sqrt(1200 * 0.025 * 0.975)
 
 
 def test_the_fewer_keys_are_held_the_more_heads_are_found():
     source = np.random.default_rng(1)
-    levels = [level for level in (0.5, 0.47, 0.43, 0.35) for _ in range(10)]
-    found = rulings(drawn(source, levels), drawn(source, [0.9] * 40))
+    levels = [level for level in (0.5, 0.43, 0.36, 0.2) for _ in range(10)]
+    found = rulings(drawn(source, levels), [drawn(source, [0.5] * 40) for _ in range(10)])
     power = [heads_of(found[10 * i : 10 * i + 10]).count("supported") / 60 for i in range(4)]
     assert power == sorted(power), power
     assert power[0] <= 0.05

@@ -18,6 +18,7 @@ from gradlogz.probing.statistics import (
     correlation,
     jackknife,
     mean,
+    median_estimate,
     merge,
     moment_columns,
     sums_of,
@@ -105,3 +106,29 @@ def test_the_jackknife_over_groups_covers(simulate, truth):
     found = [simulate(generator) for _ in range(40)]
     covered = torch.stack([(e.low <= truth) & (truth <= e.high) for e in found]).double().mean()
     assert float(covered) == pytest.approx(0.95, abs=0.02)
+
+
+def of_median(estimate):
+    """The interval of the median over heads, from the replicates of an estimate of all heads."""
+    return median_estimate(estimate.value, estimate.replicates, estimate.freedom.min())
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["bootstrap", "jackknife"])
+def test_the_interval_of_a_median_over_heads_covers(kind, apart):
+    """Nine heads that read the same documents, whose values are equal or apart; the true median is 0."""
+    generator = torch.Generator().manual_seed(int(apart))
+    truth, documents, corpora, covered = apart * torch.arange(-4, 5).double(), 40, 600, 0
+    for _ in range(corpora):
+        shared = normal(generator, documents, 1)
+        values = truth + shared + normal(generator, documents, 9)
+        if kind == "bootstrap":
+            columns = torch.stack((torch.ones_like(values), values), -1)
+            found = of_median(bootstrap(mean, sums_of(columns, keys_of(generator, documents))))
+        else:
+            state = None
+            for group, part in enumerate(values.split(documents // GROUPS)):
+                state = merge(state, comoments_of(part.mT.unsqueeze(-1), group=group))
+            found = of_median(jackknife(lambda m: m.mean_x.squeeze(-1), state))
+        covered += bool(found.low <= 0 <= found.high)
+    assert covered / corpora == pytest.approx(0.95, abs=0.03)

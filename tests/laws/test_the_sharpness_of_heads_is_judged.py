@@ -17,7 +17,7 @@ from gradlogz.probing.predictions.observables.attention_rows import keys_seen, w
 from gradlogz.probing.statistics import merge, sums_of
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, probed, remarks_of, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
 from support.scales import close
 
 
@@ -89,15 +89,17 @@ def test_rows_see_the_keys_that_masks_leave():
 
 def test_a_model_that_chooses_is_told_from_one_that_does_not():
     batches = token_batches(VOCABULARY, rows=6)
-    twin = encoder(sharpness=0.5, seed=1)
-    sharp = judged(entropy, encoder(sharpness=4.0), batches, twin)
+    draws = [encoder(sharpness=0.5, seed=seed) for seed in range(1, 7)]
+    sharp = judged(entropy, encoder(sharpness=4.0), batches, draws[0], matched=draws)
     assert sharp.verdict == "supported", sharp
     assert sharp.value < 0.6 < sharp.null
-    even = judged(entropy, encoder(sharpness=0.01), batches, encoder(sharpness=2.0, seed=1))
+    assert details_of(sharp)["entropy of the layer"].null > 0.9
+    even = judged(entropy, encoder(sharpness=0.01), batches, matched=[encoder(2.0, seed=s) for s in range(1, 7)])
     assert even.verdict == "refuted", even
     assert even.value > 0.99
-    alone = judged(entropy, encoder(sharpness=4.0), batches)
-    assert alone.verdict == "inconclusive"
+    for other in ({}, {"baseline": draws[0]}):  # the untrained model is no null of this claim
+        alone = judged(entropy, encoder(sharpness=4.0), batches, **other)
+        assert alone.verdict == "inconclusive"
 
 
 def test_alerts_are_those_of_the_monitor():
@@ -121,10 +123,11 @@ def drawn(source, levels, spread, documents=40, heads=6):
     return state
 
 
-def rulings(models, twins):
-    """Each of the models judged by itself."""
+def rulings(models, draws):
+    """Each of the models judged by itself, against draws of its matched models."""
     known = Probed("drawn", None, {}, 0)
-    rows = findings_of(entropy, models, known, Baseline(twins, known))
+    matched = tuple(entropy.evaluate(state, known) for state in draws)
+    rows = findings_of(entropy, models, known, Baseline({}, known, matched))
     return [entropy.verdict([f for f in rows if f.layer == name]) for name in models]
 
 
@@ -134,16 +137,17 @@ def heads_of(judgements):
 
 def test_random_models_are_seldom_taken_for_trained_ones():
     source = np.random.default_rng(0)
-    found = rulings(drawn(source, [0.7] * 200, 0.03), drawn(source, [0.7] * 200, 0.03))
-    assert sum(r.verdict == "supported" for r in found) <= 0.05 * 200 + 2 * math.sqrt(200 * 0.05 * 0.95)
-    assert heads_of(found).count("supported") <= 0.05 * 1200
+    found = rulings(drawn(source, [0.7] * 200, 0.03), [drawn(source, [0.7] * 200, 0.03) for _ in range(10)])
+    for verdict in ("supported", "refuted"):
+        assert sum(r.verdict == verdict for r in found) <= 0.025 * 200 + 2 * math.sqrt(200 * 0.025 * 0.975)
+        assert heads_of(found).count(verdict) <= 0.025 * 1200 + 2 * math.sqrt(1200 * 0.025 * 0.975)
 
 
 def test_the_sharper_a_model_the_more_of_its_heads_are_found():
     source = np.random.default_rng(1)
     effects = (0.0, 0.1, 0.2, 0.4)
     levels = [0.7 - effect for effect in effects for _ in range(10)]
-    found = rulings(drawn(source, levels, 0.03), drawn(source, [0.7] * 40, 0.03))
+    found = rulings(drawn(source, levels, 0.03), [drawn(source, [0.7] * 40, 0.03) for _ in range(10)])
     power = [heads_of(found[10 * i : 10 * i + 10]).count("supported") / 60 for i in range(4)]
     assert power == sorted(power), power
     assert power[0] <= 0.05

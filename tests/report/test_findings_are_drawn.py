@@ -121,8 +121,6 @@ def test_titles_name_the_quantity_alone():
 
 def test_a_self_check_is_named_in_the_first_sentence():
     claims = findings().summary()
-    assert "self-check" not in verdict_sentence("planted", claims, DECLARATIONS)
-    declared = {**DECLARATIONS, "entropy": DECLARATIONS["entropy"]._replace(self_check="is always true")}
-    assert "“entropy” is a self-check of the measurement: it is always true." in verdict_sentence(
-        "planted", claims, declared
-    )
+    assert "Self-check" not in verdict_sentence("planted", claims, DECLARATIONS)
+    declared = {**DECLARATIONS, "entropy": DECLARATIONS["entropy"]._replace(kind="self-check")}
+    assert "Self-check “entropy”: " in verdict_sentence("planted", claims, declared)

@@ -1,5 +1,7 @@
 """Evaluation of one prediction over batches, without the runner, for tests of predictions."""
 
+from dataclasses import replace
+
 import torch
 
 from gradlogz.probing.batch_pass import BatchPass
@@ -10,7 +12,7 @@ from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.prediction import Baseline, Probed
-from gradlogz.probing.runs.judgement import split
+from gradlogz.probing.runs.judgement import graded, split
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
 
@@ -72,8 +74,11 @@ def findings_of(prediction, state, model, baseline=None):
     for m in prediction.evaluate(state, model):
         n = nulls.get((m.layer, m.head, m.quantity))
         layer, call = split(m.layer)
-        null = (torch.nan,) * 3 if n is None else (n.value, n.low, n.high)
-        rows.append(Finding(model.name, prediction.name, layer, call, m.head, m.quantity, *m[3:6], *null, m.tokens))
+        row = Finding(model.name, prediction.name, layer, call, m.head, m.quantity, *m[3:6], tokens=m.tokens)
+        row = row._replace(freedom=m.freedom)
+        if n is not None:
+            row = row._replace(null=n.value, null_low=n.low, null_high=n.high, null_freedom=n.freedom)
+        rows.append(row)
     return rows
 
 
@@ -87,12 +92,17 @@ def remarks_of(judgement):
     return {remark.key: remark for remark in judgement.remarks}
 
 
-def judged(prediction, model, batches, baseline=None, change=lambda event: event):
-    """The judgement on a model, with a random-weights baseline if there is one."""
+def judged(prediction, model, batches, baseline=None, change=lambda event: event, matched=()):
+    """The judgement on a model, with a random-weights baseline and matched models if there are any."""
     one = probed(model, batches[0])
     other = None
     if baseline is not None:
         same = probed(baseline, batches[0], "baseline")
         other = Baseline(state_of(prediction, baseline, batches, same.architecture), same)
+    if matched:
+        draws = [(state_of(prediction, each, batches, one.architecture), probed(each, batches[0])) for each in matched]
+        other = other or Baseline(getattr(prediction, "PREDICTION", prediction).empty(), one)
+        other = replace(other, matched=tuple(prediction.evaluate(*draw) for draw in draws))
     state = state_of(prediction, model, batches, one.architecture, change)
-    return prediction.verdict(findings_of(prediction, state, one, other))
+    judgement = prediction.verdict(findings_of(prediction, state, one, other))
+    return graded(judgement, getattr(prediction, "PREDICTION", prediction).declaration.kind)
