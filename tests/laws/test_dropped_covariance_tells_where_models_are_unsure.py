@@ -57,7 +57,9 @@ def test_correlations_are_those_of_all_tokens():
     spreads[""] = np.mean(list(spreads.values()), 0)
     for name, x in spreads.items():
         assert found[name, "correlation"].value == pytest.approx(np.corrcoef(x, loss)[0, 1], abs=1e-4)
-        assert found[name, "partial correlation given n"].value == pytest.approx(partial(x, loss, controls[:1]), abs=1e-4)
+        assert found[name, "partial correlation given n"].value == pytest.approx(
+            partial(x, loss, controls[:1]), abs=1e-4
+        )
         assert found[name, "partial correlation"].value == pytest.approx(partial(x, loss, controls), abs=1e-4)
         assert found[name, "partial correlation"].tokens == len(loss)
 

@@ -85,7 +85,7 @@ def output(model, batch):
 
 
 # Predictions of which all quantities are compared, also those that are only reported.
-WHOLE = ("gaussian_measure", "qk_geometry", "dropped_covariance", "entropy", "coherence")
+WHOLE = ("gaussian_measure", "qk_geometry", "dropped_covariance", "gaussianity", "entropy", "coherence", "hopfield")
 # Rounding errors in units of eps; a self-check is compared by its verdict alone.
 ROUNDING = ("identity",)
 
@@ -124,7 +124,9 @@ def found_before(which):
 def test_judged_findings_do_not_depend_on_the_gauge(which, change):
     model, layers, before = found_before(which)
     if which == "bert" and change == "gains":
-        pytest.skip("a post-norm model adds the output of its norms to the stream: their gains are part of its function")
+        pytest.skip(
+            "a post-norm model adds the output of its norms to the stream: their gains are part of its function"
+        )
     other = changed(model, layers, CHANGES[change], 100.0)
     size = float(output(model, BATCHES[0]).abs().max())
     assert float((output(model, BATCHES[0]) - output(other, BATCHES[0])).abs().max()) < 1e-9 * size

@@ -32,16 +32,16 @@ def loud(side):
 
 def test_symmetric_forms_have_1_antisymmetric_ones_minus_1():
     found = judged(symmetry, matrices.gpt2(0, matrices.alike), BATCHES)
-    assert found.verdict == "supported"
+    assert found.verdict == "described"
     close(column(found.findings, symmetry.SYMMETRY), torch.ones(2, dtype=torch.float64), tolerance=1e-5)
     found = judged(symmetry, matrices.gpt2(0, matrices.crossed), BATCHES)
-    assert found.verdict == "refuted"
+    assert found.verdict == "described"
     close(column(found.findings, symmetry.SYMMETRY), -torch.ones(2, dtype=torch.float64), tolerance=1e-5)
 
 
-def test_free_forms_are_refuted():
+def test_free_forms_have_scores_near_0():
     found = judged(symmetry, matrices.gpt2(1, matrices.free), BATCHES)
-    assert found.verdict == "refuted"
+    assert found.verdict == "described"
     assert abs(found.value) < 0.1
 
 
@@ -67,19 +67,18 @@ def test_one_large_column_may_be_chance_and_many_are_not():
         assert bool(value < low) is apart
 
 
-def test_forms_that_are_more_alike_are_found_more_often():
-    scores, supported = [], []
+def test_forms_that_are_more_alike_have_a_larger_score():
+    scores = []
     for strength in (0.0, 0.4, 0.7, 0.9, 1.0):
         model = matrices.gpt2(3, lambda generator, gain, s=strength: matrices.alike(generator, gain, s))
         found = judged(symmetry, model, BATCHES)
         scores.append(found.value)
-        supported.append(sum(f.verdict == "supported" for f in found.findings))
     assert scores == sorted(scores)
-    assert supported == sorted(supported)
-    assert (supported[0], supported[-1]) == (0, 2)
+    assert scores[0] < 0.1
+    assert scores[-1] > 0.99
 
 
-def test_random_layers_are_not_supported_and_stay_in_their_bands():
+def test_random_layers_have_small_scores_and_stay_in_their_bands():
     one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
     layer = one.architecture.attention[0]
     alone = replace(one, architecture=one.architecture._replace(attention=(layer,)))
@@ -89,7 +88,7 @@ def test_random_layers_are_not_supported_and_stay_in_their_bands():
         Wq, Wk, _, _ = (torch.from_numpy(W) for W in matrices.random_heads(generator))
         model = replace(alone, weights={layer: one.weights[layer]._replace(query=Wq, key=Wk)}, seed=seed)
         findings += findings_of(symmetry, {}, model)
-    assert not bool((column(findings, symmetry.SYMMETRY) > symmetry.BOUND).any())
+    assert not bool((column(findings, symmetry.SYMMETRY) > 0.5).any())
     for quantity in (symmetry.SYMMETRY, symmetry.DIRECTIONALITY):
         value, low, high = (column(findings, quantity, field) for field in ("value", "null_low", "null_high"))
         assert len(value) == 200

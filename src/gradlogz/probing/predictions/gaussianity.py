@@ -18,7 +18,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...dynamics.intervals import band_of_draws
 from ..batch_pass import BatchPass
 from ..computed import Computed
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail
+from ..hypothesis_tests import NOTHING_MEASURED, absent, describe, measured, median_detail
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
@@ -107,8 +107,7 @@ DECLARATION = Declaration(
         "tokens: first tokens and tokens with massive activations (very large coordinates) are left out, and the means "
         "of each token type and of each position are subtracted"
     ),
-    supports="The trend is below 0 and below the null, a random order of the depths.",
-    refutes="The trend is above 0 and above that null: tokens become less Gaussian with depth.",
+    refutes="",
     method=(
         FORMULAS,
         "The fixed point of attention and normalisation is expected to be Gaussian [shim22]. It is an unstable "
@@ -117,7 +116,8 @@ DECLARATION = Declaration(
         "to themselves or lie far from 0 [theory 10.1]; the attention weight a_ii of a token on itself and the share "
         "|E x|² / E|x|² of the mean token in the mean squared norm are therefore reported as well.",
         "No depth is exactly Gaussian: the first one has as many values as there are words. The change over depth is "
-        "therefore judged, not the excess itself.",
+        "therefore shown, not the excess itself. Neighbouring depths are alike, so that a random order of the depths is "
+        "no null of the trend, and the trend is described and not tested.",
         "Depths: the residual stream is sampled before every attention sublayer and at the end of the model, at the "
         "same random tokens, in its own precision. The weights a_ii are those of a sample of the rows.",
         f"Four artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
@@ -131,14 +131,14 @@ DECLARATION = Declaration(
         "the covariances of the tokens between and within documents, cleaned likewise. They reproduce the similarity "
         "of tokens within a text, but no repeated words. These samples are the null of every statistic that compares "
         "the tokens with a Gaussian, except the excess, from which their mean is subtracted.",
-        "Random-weights baseline: it is the null of the excess, of the weight a_ii and of the share of the mean token. "
+        "Random-weights baseline: it is the null of trend and excess, of the weight a_ii and of the share of the mean "
+        "token. "
         "Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes. W² of a Gaussian "
         "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
         "mean over Gaussian samples is therefore multiplied by n / n'.",
     ),
     decision_rule=(
-        "The trend of the model is judged. The null band for L depths is ± 1.96 / sqrt(L - 1). For comparison, W² to the "
-        "normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and 0.19 for an exponential "
+        "The value of the model is its trend. For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and 0.19 for an exponential "
         "distribution. The maximum over directions is used because every projection of a Gaussian must be Gaussian. "
         "Clusters in a plane, for example, change only two axes and hardly show in the mean over axes."
     ),
@@ -152,7 +152,7 @@ DECLARATION = Declaration(
     },
     references=("sun24", "anderson54", "mardia74"),
     statistic="rank correlation of depth and excess of the max-sliced W²",
-    null="random order of depths",
+    null="random-weights baseline",
     unit="",
     details={
         CLEANED: Label("median excess", "{:.3f}", "random-weights baseline"),
@@ -224,34 +224,28 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """Gaussian samples; random orders of depths; for excess, mean fraction and self weight the untrained model."""
-    rows, depths = [], 0
+    """Gaussian samples; for trend, excess, mean fraction and self weight the random-weights baseline."""
+    rows, excesses = [], []
     for layer, tokens in _layers(state):
         cloud = tokens.cleaned(model.computed)
-        depths += cloud is not None
         for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
             low, usual, high = (float(end) for end in band_of_draws(_unsquared(name, draws), level=0.95))
             rows.append(Measured(layer, None, f"{name}, {CLEANED}", usual, low, high))
-    if depths > 2:
-        rows.append(Measured("", None, TREND, *band(0.0, 1 / math.sqrt(depths - 1))))
     of_baseline = State() if baseline is None else baseline.state
     for layer, tokens in _layers(of_baseline):
         rows += _beside(layer, tokens, of_baseline)
-        for which, cloud in ((CLEANED, tokens.cleaned(model.computed)), (ALL, tokens.all())):
-            rows += [] if cloud is None else _excess(layer, which, _mean_excess(cloud, model.seed))
-    return rows
+        cloud, everything = tokens.cleaned(model.computed), tokens.all()
+        if cloud is not None:
+            excesses.append(_mean_excess(cloud, model.seed))
+            rows += _excess(layer, CLEANED, excesses[-1])
+        rows += [] if everything is None else _excess(layer, ALL, _mean_excess(everything, model.seed))
+    return rows + _trend(excesses)
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge the trend over depth."""
-    ruled = judge(findings, TREND, lambda f: Bounds(min(0.0, f.null_low), max(0.0, f.null_high)), small=True)
+    """Describe the trend over depth."""
     reported = {CLEANED: f"{EXCESS}, {CLEANED}", ALL: f"{EXCESS}, {ALL}", SELF: SELF, MEAN: MEAN}
-    details = [median_detail(key, findings, name) for key, name in reported.items()]
-    judgement = conclude(ruled, TREND, details=details)
-    for f in (f for f in ruled if f.quantity == TREND and judgement.judged):
-        ends = {name: getattr(f, name) for name in ("low", "high", "null_low", "null_high")}
-        judgement = judgement._replace(**ends)
-    return judgement
+    return describe(findings, TREND, details=[median_detail(key, findings, name) for key, name in reported.items()])
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
