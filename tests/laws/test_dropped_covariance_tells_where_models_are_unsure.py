@@ -133,7 +133,7 @@ def test_what_frequencies_explain_is_no_relation():
 
 
 def state_with(source, x, y, ids=None, counts=None):
-    """The state of one layer with these spreads and losses, [documents, tokens]; controls are unrelated unless given."""
+    """The state of one layer with these spreads and losses, [documents, tokens]; controls are noise unless given."""
     documents, tokens = x.shape
     ids = np.zeros((documents, tokens), int) if ids is None else ids
     keys = np.repeat(source.integers(0, 2**62, documents), tokens)

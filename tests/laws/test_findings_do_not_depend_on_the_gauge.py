@@ -119,14 +119,13 @@ def found_before(which):
     return FOUND[which]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("which", MODELS)
+# The gains of post-norm layers are part of the function: the output of the norm is added to the stream.
+CASES = [(which, change) for which in MODELS for change in CHANGES if (which, change) != ("bert", "gains")]
+
+
+@pytest.mark.parametrize(("which", "change"), CASES)
 def test_judged_findings_do_not_depend_on_the_gauge(which, change):
     model, layers, before = found_before(which)
-    if which == "bert" and change == "gains":
-        pytest.skip(
-            "a post-norm model adds the output of its norms to the stream: their gains are part of its function"
-        )
     other = changed(model, layers, CHANGES[change], 100.0)
     size = float(output(model, BATCHES[0]).abs().max())
     assert float((output(model, BATCHES[0]) - output(other, BATCHES[0])).abs().max()) < 1e-9 * size

@@ -1,4 +1,4 @@
-"""mu + Sigma q: explained variances are those of dense moments, and heads are compared with Gaussian keys.   [shim22]"""
+"""mu + Sigma q: explained variances are those of dense moments; heads are compared with Gaussian keys.   [shim22]"""
 
 import math
 

@@ -8,7 +8,6 @@ that propagates it).
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
@@ -51,10 +50,10 @@ DECLARATION = Declaration(
     claim="Attention discards the covariance of the values; this covariance is larger where the model is uncertain.",
     formula=(
         "partial correlation over tokens between (1) the log variance of the attended values in the residual stream, "
-        "log sum_h tr W_o^T Cov_a(v) W_o, averaged over layers, and (2) the loss of the next token, controlling for the "
-        "log number of visible keys, for the log frequencies of the next token and of the token itself in the text, "
-        "and for the loss at the previous token. Cov_a(v): covariance of the values of head h under the attention "
-        "weights; W_o: its output matrix"
+        "log sum_h tr W_o^T Cov_a(v) W_o, averaged over layers, and (2) the loss of the next token, controlling for "
+        "the log number of visible keys, for the log frequencies of the next token and of the token itself in the "
+        "text, and for the loss at the previous token. Cov_a(v): covariance of the values of head h under the "
+        "attention weights; W_o: its output matrix"
     ),
     supports=(
         f"The partial correlation is above {LEAST:g} and above the null, the correlation of the loss with the variance "
@@ -211,7 +210,7 @@ def _keep(event: Attended, batch_pass: BatchPass, memory: _Memory) -> None:
 
 
 def _spread(event: Attended, projection: nn.Module, real: Bool[Tensor, "b m"]) -> Float[Tensor, "b m"]:
-    """log sum_h tr W_oᵀ P W_o of every token: the mean of |(v - c) W_o|² over keys, less |(o - c) W_o|², c any vector."""
+    """log sum_h tr W_oᵀ P W_o of every token; the trace is the mean of |(v - c) W_o|² less |(o - c) W_o|², any c."""
     call, wide = event.arguments, event.attention.log_normalizer.dtype
     v, o = call.value.to(wide), event.attention.output.to(wide)
     h, each = o.shape[1], o.shape[1] // v.shape[1]
@@ -314,10 +313,10 @@ def _correlations(state: State, name: str) -> list[Measured]:
 def _correlation(totals: Float[Tensor, "r l 49"], controls: int) -> Float[Tensor, "r l"]:
     """Correlation of the last two of (1, controls, ..., y, x), given 1 and the first of the controls."""
     products = totals.unflatten(-1, (7, 7))
-    given = slice(0, 1 + controls)
+    known = slice(0, 1 + controls)
     ridge = RIDGE * products[..., :1, :1].clamp(min=1.0) * torch.eye(1 + controls, dtype=totals.dtype)
-    across = products[..., given, 5:]
-    left = products[..., 5:, 5:] - across.mT @ torch.linalg.solve(products[..., given, given] + ridge, across)
+    across = products[..., known, 5:]
+    left = products[..., 5:, 5:] - across.mT @ torch.linalg.solve(products[..., known, known] + ridge, across)
     spread = (left[..., 0, 0] * left[..., 1, 1]).clamp(min=0.0)
     empty = spread <= CONSTANT * products[..., 0, 0].square()
     return torch.where(empty, math.nan, left[..., 0, 1] / spread.sqrt()).clamp(-1.0, 1.0)

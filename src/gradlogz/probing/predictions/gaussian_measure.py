@@ -2,7 +2,7 @@
 
     k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
 
-Read next: observables/gaussian_keys.py (the null: n Gaussian keys), observables/attention_rows.py (the rows), entropy.py.
+Read next: observables/gaussian_keys.py (the null: n Gaussian keys), observables/attention_rows.py (the rows).
 """
 
 import math
@@ -20,8 +20,8 @@ from ..hypothesis_tests import (
     bootstrapped,
     conclude,
     judge,
-    measured,
     matched_null,
+    measured,
     median_detail,
 )
 from ..inside.events import Attended, Event, ForwardOutput
@@ -69,11 +69,11 @@ DECLARATION = Declaration(
     ),
     formula=(
         "deficit = explained variance expected for Gaussian keys - explained variance of the keys. Explained variance "
-        "of the attended mean m (deficit shown as the result): 1 - sum |m - mu - Sigma q|² / sum |m - mu|²; |x|² is the "
-        "mean of <q', x>² over the queries q' of the head in the sequence. Explained variance of the log normaliser G "
-        "(deficit also judged): 1 - sum (g - <q, Sigma q>/2)² / sum g², g = G - log n - <mu, q>. Sums over rows. mu and "
-        "Sigma: mean and covariance of the n visible keys of a row; q: its scaled query. Expected for Gaussian keys: "
-        "the same sums for n Gaussian keys with the same mu and Sigma, for the same query"
+        "of the attended mean m (deficit shown as the result): 1 - sum |m - mu - Sigma q|² / sum |m - mu|²; |x|² is "
+        "the mean of <q', x>² over the queries q' of the head in the sequence. Explained variance of the log "
+        "normaliser G (deficit also judged): 1 - sum (g - <q, Sigma q>/2)² / sum g², g = G - log n - <mu, q>. Sums "
+        "over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query. Expected "
+        "for Gaussian keys: the same sums for n Gaussian keys with the same mu and Sigma, for the same query"
     ),
     supports=(
         f"Both deficits are below {BOUND:g}, the attention weights carry at least {INFORMED:g} nats of information "
@@ -93,12 +93,14 @@ DECLARATION = Declaration(
         "Nulls: Gaussian keys for explained variances; the matched baseline for all other quantities.",
     ),
     decision_rule=(
-        f"A deficit of {BOUND:g} is an error of the attended mean of about a third of its length beyond sampling error. "
-        f"With less than {INFORMED:g} nats of information any keys would pass; where Gaussian keys themselves would "
-        f"explain less than {POWER:g}, few keys hold most of the weight and little is tested. Both deficits are needed: "
-        "a single key with most of the attention weight can move the mean along Sigma q whatever the distribution of "
-        "the keys, but the log normaliser is then not that of a Gaussian. Keys that are random projections of tokens "
-        "are nearly Gaussian without training. The verdict on the model is that of more than half of its heads."
+        f"A deficit of {BOUND:g} is an error of the attended mean of a third of its length beyond sampling error; for "
+        "scale, independent Laplace coordinates have 0.12, Student's t with 5 degrees of freedom 0.34 at a logit "
+        f"variance of 2 (256 keys, 32 dimensions). With less than {INFORMED:g} nats of information any keys would "
+        f"pass; where Gaussian keys themselves would explain less than {POWER:g}, few keys hold most of the weight and "
+        "little is tested. Both deficits are needed: a single key with most of the attention weight can move the mean "
+        "along Sigma q whatever the distribution of the keys, but the log normaliser is then not that of a Gaussian. "
+        "Keys that are random projections of tokens are nearly Gaussian without training. The verdict on the model is "
+        "that of more than half of its heads."
     ),
     quantities={
         EXPLAINED: Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²"),
@@ -220,7 +222,7 @@ def _both(one: str, other: str) -> str:
     return one if one == other else "refuted" if "refuted" in (one, other) else "inconclusive"
 
 
-# Columns of the sums ---------------------------------------------------------------------------------------------------
+# Columns of the sums -------------------------------------------------------------------------------------------------
 
 _ROWS, _MOVED, _LEFT, _DOT, _EXPECTED, _MOVED_0, _LEFT_0, _G, _G_LEFT, _G_0, _G_LEFT_0 = range(11)
 _X, _XX, _Y, _XY, _YY, _INFORMATION, _FROZEN = range(11, 18)
@@ -231,8 +233,8 @@ def _correlation(t: Tensor) -> Tensor:
     return (xy - x * y) / ((xx - x.square()) * (yy - y.square())).clamp(min=0.0).sqrt()
 
 
-def _share(left: int, whole: int) -> Callable[[Tensor], Tensor]:
-    return lambda t: 1 - t[..., left] / t[..., whole]
+def _share(left: int, total: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: 1 - t[..., left] / t[..., total]
 
 
 OF_GAUSSIAN_KEYS = {EXPLAINED: _share(_LEFT_0, _MOVED_0), NORMALIZER: _share(_G_LEFT_0, _G_0)}
@@ -295,7 +297,7 @@ def _square(x: Float[Tensor, "*b r d"], W: Float[Tensor, "*b d d"]) -> Float[Ten
     return ((x @ W) * x).sum(-1)
 
 
-# From the sums to values -----------------------------------------------------------------------------------------------
+# From the sums to values ---------------------------------------------------------------------------------------------
 
 
 def _of_rows(state: dict[str, LayerState], functions: Mapping[str, Callable[[Tensor], Tensor]]) -> list[Measured]:

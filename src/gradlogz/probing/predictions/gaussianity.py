@@ -7,7 +7,6 @@
 Read next: observables/gaussianity_tests.py (the statistics), pair_energy.py (tokens over depth).
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -79,7 +78,7 @@ FORMULAS = f"""\
     excess    = max W² - its mean over Gaussian samples of the same documents
     trend     = Spearman's rank correlation of depth and excess of the cleaned tokens
     also      Mardia's skewness and kurtosis [mardia74], Anderson-Darling A²/n [anderson54], and the log likelihood
-              ratio per token of the best logistic to the best normal distribution, the last two over {FEW} directions"""
+              ratio per token of the best logistic to the best normal distribution, both over {FEW} directions"""
 
 _SHAPES = {
     LARGEST: Quantity("standard deviations", "√max W²(z·u, N(0,1))"),
@@ -116,8 +115,8 @@ DECLARATION = Declaration(
         "to themselves or lie far from 0 [theory 10.1]; the attention weight a_ii of a token on itself and the share "
         "|E x|² / E|x|² of the mean token in the mean squared norm are therefore reported as well.",
         "No depth is exactly Gaussian: the first one has as many values as there are words. The change over depth is "
-        "therefore shown, not the excess itself. Neighbouring depths are alike, so that a random order of the depths is "
-        "no null of the trend, and the trend is described and not tested.",
+        "therefore shown, not the excess itself. Neighbouring depths are alike, so that a random order of the depths "
+        "is no null of the trend, and the trend is described and not tested.",
         "Depths: the residual stream is sampled before every attention sublayer and at the end of the model, at the "
         "same random tokens, in its own precision. The weights a_ii are those of a sample of the rows.",
         f"Four artefacts distort the distribution: first tokens; massive activations, |a| > {LARGE:g} and at least "
@@ -127,20 +126,20 @@ DECLARATION = Declaration(
         f"positions are pooled until {SHARED} tokens share a mean. Subtracting the mean of k tokens lowers their "
         "variance; the differences are therefore multiplied by 1 / sqrt(1 - 1/k). A depth at which types and positions "
         "explain almost all variance, such as the sum of two embeddings, has no value.",
-        f"Gaussian samples: {DRAWS} samples ({FEWER} for all tokens and for the baseline) over the same documents, with "
-        "the covariances of the tokens between and within documents, cleaned likewise. They reproduce the similarity "
-        "of tokens within a text, but no repeated words. These samples are the null of every statistic that compares "
-        "the tokens with a Gaussian, except the excess, from which their mean is subtracted.",
+        f"Gaussian samples: {DRAWS} samples ({FEWER} for all tokens and for the baseline) over the same documents, "
+        "with the covariances of the tokens between and within documents, cleaned likewise. They reproduce the "
+        "similarity of tokens within a text, but no repeated words. These samples are the null of every statistic that "
+        "compares the tokens with a Gaussian, except the excess, from which their mean is subtracted.",
         "Random-weights baseline: it is the null of trend and excess, of the weight a_ii and of the share of the mean "
-        "token. "
-        "Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes. W² of a Gaussian "
-        "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
-        "mean over Gaussian samples is therefore multiplied by n / n'.",
+        "token. Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes. W² of a "
+        "Gaussian sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n "
+        "tokens, the mean over Gaussian samples is therefore multiplied by n / n'.",
     ),
     decision_rule=(
-        "The value of the model is its trend. For comparison, W² to the normal distribution is 0.008 for a logistic, 0.04 for a Laplace or uniform, and 0.19 for an exponential "
-        "distribution. The maximum over directions is used because every projection of a Gaussian must be Gaussian. "
-        "Clusters in a plane, for example, change only two axes and hardly show in the mean over axes."
+        "The value of the model is its trend. For comparison, W² to the normal distribution is 0.008 for a logistic, "
+        "0.04 for a Laplace or uniform, and 0.19 for an exponential distribution. The maximum over directions is used "
+        "because every projection of a Gaussian must be Gaussian. Clusters in a plane, for example, change only two "
+        "axes and hardly show in the mean over axes."
     ),
     quantities={
         TREND: Quantity("1", "Spearman's ρ of depth and excess"),

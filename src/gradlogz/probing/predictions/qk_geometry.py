@@ -4,8 +4,8 @@
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
-All matrices are represented by factors of d columns. No value changes if queries and keys change their basis, W_q to W_q
-M and W_k to W_k M^-T.
+All matrices are represented by factors of d columns. No value changes with the basis of queries and keys, W_q to W_q M
+and W_k to W_k M^-T.
 
 Read next: symmetry.py (published scores), tie.py.
 """
@@ -212,7 +212,8 @@ def null(
                 rows += [Measured(layer, h, quantity + name, *band(*each)) for h, each in enumerate(pairs)]
         if fisher is not None and not weights.rotary:
             form, triangular = _read_by_keys(U, V)
-            pairs = _turned(*map(_sizes, (form, _lifted(fisher.total().covariance, triangular))), form.shape[-1])
+            lifted = _lifted(fisher.total().covariance, triangular)
+            pairs = _turned(_sizes(form), _sizes(lifted), form.shape[-1])
             rows += [Measured(layer, h, FISHER, *band(*each)) for h, each in enumerate(pairs)]
     return rows
 
@@ -356,7 +357,7 @@ class _Products(NamedTuple):
     keys: Tensor
 
     def turned(self, R: Tensor | None) -> "_Products":
-        """The same of U R and V."""
+        """Products of U R and V."""
         return self if R is None else _Products(R.mT @ self.queries @ R, R.mT @ self.across, self.keys)
 
     @property

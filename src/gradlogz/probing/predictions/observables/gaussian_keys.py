@@ -63,7 +63,7 @@ def gaussian_row(n: Float[Tensor, "*b"], variance: Float[Tensor, "*b"], longest:
 def _table(longest: int) -> Float[Tensor, "sizes deviations 5"]:
     """Expectations on the grid, `across` as its logarithm, which is smooth."""
     generator = torch.Generator().manual_seed(0)
-    rows = []
+    rows: list[Tensor] = []
     while LEAST << len(rows) < 2 * longest:
         n = LEAST << len(rows)
         z = torch.randn(min(DRAWS // int(n**0.5), NUMBERS // n), n, generator=generator, dtype=torch.float64)
