@@ -28,7 +28,8 @@ KNOWN = {p.name: p for p in known_predictions()}
 
 
 def inputs():
-    return [batch.inputs for batch in token_batches(VOCABULARY, rows=4, length=24)]
+    """One batch: every row is a document, and batches are divided into groups of documents."""
+    return [batch.inputs for batch in token_batches(VOCABULARY, rows=32, length=24, batches=1)]
 
 
 def model():
@@ -135,7 +136,7 @@ def test_few_documents_and_synthetic_text_are_named(documents):
 
 
 def test_the_effective_number_of_documents_is_that_of_their_lengths():
-    """16 rows of 24 tokens and 8 of 16, each a document: (sum w)² / sum w²."""
+    """Rows of different lengths, each a document: (sum w)² / sum w²."""
     batches = inputs()
     lengths = torch.cat([each["attention_mask"].sum(-1) for each in batches]).double()
     expected = float(lengths.sum().square() / lengths.square().sum())

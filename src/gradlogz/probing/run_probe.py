@@ -54,7 +54,7 @@ from .statistics import documents as effective_documents
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
 DRAWS = 20  # default number of matched models
-FEWEST, MOST = 4, 32  # numbers of windows that a matched model reads
+FEWEST, MOST = 2, 32  # numbers of windows that a matched model reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
 
