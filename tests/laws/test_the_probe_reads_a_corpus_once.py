@@ -165,7 +165,7 @@ def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
     layout = running.discover(planted, batch.inputs)
     one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
     of_weights = [p for p in known_predictions() if p.baseline == "weights"]
-    assert [p.name for p in of_weights] == ["tie", "qk_geometry", "symmetry"]
+    assert [p.name for p in of_weights] == ["tie", "qk_geometry", "symmetry", "dropped_covariance"]
     for prediction in of_weights:
         state = statistics_of(planted, layout, batch, [prediction])[0][prediction.name]
         read, unread = (prediction.null(state, one, running.Baseline(each, one)) for each in (state, {}))

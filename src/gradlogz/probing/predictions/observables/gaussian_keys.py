@@ -45,10 +45,10 @@ class GaussianRow(NamedTuple):
 def gaussian_row(n: Float[Tensor, "*b"], variance: Float[Tensor, "*b"], longest: int) -> GaussianRow:
     """Expectations for n keys, n at most `longest` and at least 4, interpolated in log n and the standard deviation."""
     n, variance = torch.broadcast_tensors(n, variance)
-    table = _table(max(longest, 2 * LEAST)).to(variance)  # [sizes, deviations, 5]
-    deviations = torch.tensor(DEVIATIONS).to(variance)
-    size = (n / LEAST).log2().clamp(0, len(table) - 1.001)
-    s = variance.clamp(min=0.0).sqrt().clamp(deviations[0], 0.999 * deviations[-1])
+    octaves = max(math.ceil(math.log2(longest / LEAST)), 1)
+    table, deviations = _grid(octaves, variance.dtype, variance.device)
+    size = (n / LEAST).log2().clamp(0, octaves - 0.001)
+    s = variance.clamp(min=0.0).sqrt().clamp(DEVIATIONS[0], 0.999 * DEVIATIONS[-1])
     i = size.long()
     j = torch.bucketize(s, deviations, right=True) - 1
     x = (size - i).unsqueeze(-1)
@@ -60,17 +60,20 @@ def gaussian_row(n: Float[Tensor, "*b"], variance: Float[Tensor, "*b"], longest:
 
 
 @lru_cache
-def _table(longest: int) -> Float[Tensor, "sizes deviations 5"]:
-    """Expectations on the grid, `across` as its logarithm, which is smooth."""
-    generator = torch.Generator().manual_seed(0)
-    rows: list[Tensor] = []
-    while LEAST << len(rows) < 2 * longest:
-        n = LEAST << len(rows)
-        z = torch.randn(min(DRAWS // int(n**0.5), NUMBERS // n), n, generator=generator, dtype=torch.float64)
-        z = z - z.mean(-1, keepdim=True)
-        z = z / z.square().mean(-1, keepdim=True).sqrt()
-        rows.append(torch.stack([_expectations(s * z, s * s) for s in DEVIATIONS]))
-    return torch.stack(rows)
+def _grid(octaves: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Expectations [sizes, deviations, 5], and deviations, on a device; copied once, because a copy waits for a GPU."""
+    table = torch.stack([_of_size(LEAST << octave) for octave in range(octaves + 1)])
+    return table.to(device, dtype), torch.tensor(DEVIATIONS).to(device, dtype)
+
+
+@lru_cache
+def _of_size(n: int) -> Float[Tensor, "deviations 5"]:
+    """Expectations for n keys, `across` as its logarithm, which is smooth."""
+    generator = torch.Generator().manual_seed(n)
+    z = torch.randn(min(DRAWS // int(n**0.5), NUMBERS // n), n, generator=generator, dtype=torch.float64)
+    z = z - z.mean(-1, keepdim=True)
+    z = z / z.square().mean(-1, keepdim=True).sqrt()
+    return torch.stack([_expectations(s * z, s * s) for s in DEVIATIONS])
 
 
 def _expectations(u: Float[Tensor, "draws n"], v: float) -> Float[Tensor, "5"]:
