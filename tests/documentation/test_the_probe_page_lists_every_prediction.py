@@ -10,7 +10,8 @@ from gradlogz.probing.runs.records import DESCRIPTIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 START, END = "<!-- predictions -->\n", "<!-- /predictions -->"
-HEADING = "| prediction | kind | claim | definition of the statistic | supported if | refuted if |\n|---|---|---|---|---|---|\n"
+COLUMNS = ("prediction", "kind", "claim", "definition of the statistic", "supported if", "refuted if")
+HEADING = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
 
 
 def table():

@@ -18,6 +18,7 @@ from gradlogz.probing.hypothesis_tests import (
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.runs.judgement import Measured, graded
 from gradlogz.probing.runs.records import BEYOND, DESCRIPTIVE, KINDS, PREDICTED, SELF_CHECK, Finding
+from gradlogz.probing.runs.statistics_file import read_statistics, statistics_path, write_statistics
 from gradlogz.reporting.findings_wording import cautions, profile, verdict_sentence
 from gradlogz.special.distributions import student_p, student_quantile
 from support.planted.matrices import VOCABULARY, gpt2, tied
@@ -27,7 +28,8 @@ KNOWN = {p.name: p for p in known_predictions()}
 
 
 def inputs():
-    return [batch.inputs for batch in token_batches(VOCABULARY, rows=4, length=24)]
+    """One batch: every row is a document, and batches are divided into groups of documents."""
+    return [batch.inputs for batch in token_batches(VOCABULARY, rows=32, length=24, batches=1)]
 
 
 def model():
@@ -85,10 +87,11 @@ def test_a_prediction_that_raises_loses_nothing_else():
     def fails(*_):
         raise ZeroDivisionError("no layer is left")
 
-    ascent = KNOWN["ascent"]
-    for broken in (replace(ascent, evaluate=fails), replace(ascent, null=fails), replace(ascent, verdict=fails)):
-        wanted = [KNOWN["entropy"], replace(broken, name="broken")]
-        findings = run_probe.probe(model(), None, inputs(), predictions=wanted, draws=2)
+    broken = replace(KNOWN["ascent"], name="broken")
+    measured = run_probe.measure(model(), None, inputs(), predictions=[KNOWN["entropy"], broken], draws=2)
+    for function in ("evaluate", "null", "verdict"):
+        wanted = [KNOWN["entropy"], replace(broken, **{function: fails})]
+        findings = run_probe.evaluate(measured, predictions=wanted)
         claims = {claim.prediction: claim for claim in findings.claims}
         assert claims["broken"].verdict == "failed"
         assert claims["broken"].text == "ZeroDivisionError: no layer is left"
@@ -133,7 +136,7 @@ def test_few_documents_and_synthetic_text_are_named(documents):
 
 
 def test_the_effective_number_of_documents_is_that_of_their_lengths():
-    """16 rows of 24 tokens and 8 of 16, each a document: (sum w)² / sum w²."""
+    """Rows of different lengths, each a document: (sum w)² / sum w²."""
     batches = inputs()
     lengths = torch.cat([each["attention_mask"].sum(-1) for each in batches]).double()
     expected = float(lengths.sum().square() / lengths.square().sum())
@@ -161,3 +164,15 @@ def test_the_interval_of_a_median_is_that_of_its_values_if_they_move_together():
     assert median_interval(exact) == (2.0, 2.0)
     assert all(map(math.isnan, median_interval([Measured("a", 0, "x", 1.0, 0.0, 2.0)])))
     assert all(map(math.isnan, median_interval([])))
+
+
+def test_statistics_are_judged_again_without_the_model(tmp_path):
+    wanted = ["entropy", "linearity", "tie"]
+    measured = run_probe.measure(model(), None, inputs(), predictions=wanted, draws=2)
+    path = write_statistics(tmp_path / "run", measured)
+    assert path == statistics_path(tmp_path / "run")
+    again = run_probe.evaluate(read_statistics(path), predictions=wanted)
+    assert repr(again.rows) == repr(run_probe.evaluate(measured, predictions=wanted).rows)
+    assert write_statistics(tmp_path / "run", lambda: None) is None  # cannot be pickled
+    assert write_statistics(tmp_path / "missing" / "run", measured) is None
+    assert not list(tmp_path.glob("*.part"))

@@ -163,6 +163,10 @@ def test_terminals_have_a_line_for_every_claim_within_their_width(found, width):
     assert sorted(line.split()[1] for line in starts) == sorted(title.split()[0] for title in titles.values())
 
 
+TESTED_HEADINGS = ["supported predictions", "refuted predictions", "inconclusive predictions"]
+HEADINGS = [*TESTED_HEADINGS, "described", "self-check", "failed", "not applicable"]
+
+
 def rows_and_claims(count=3):
     """One claim for each verdict, with a long title and numbers of every width."""
     rows, claims, declarations = [], [], {}
@@ -172,7 +176,9 @@ def rows_and_claims(count=3):
         counts = {"judged": 72, "supported": 6, "refuted": 63} if verdict != "not applicable" else {}
         claims.append(Claim("m", name, "It is.", "cosine", *numbers, verdict, **counts))
         declarations[name] = declaration(f"Twenty-six letters and more {i}")._replace(
-            statistic="median cosine", null="random-rotation null"
+            statistic="median cosine",
+            null="random-rotation null",
+            kind={"described": "descriptive", "passed": "self-check"}.get(verdict, "prediction"),
         )
     facts = {"architecture": "Model", "layers": 6, "heads": 12, "tokens": 20000, "documents": 41}
     return Findings({"m": facts}, rows, claims, (), declarations)
@@ -182,12 +188,13 @@ def rows_and_claims(count=3):
 def test_narrow_terminals_lose_columns_and_no_claim(width):
     lines = printed(rows_and_claims(), width, color_system=None)
     assert max(map(len, lines)) <= width
-    claims = [line for line in lines if re.match("[✓✗~–] ", line)]
-    assert [line[0] for line in claims] == ["✓", "✗", "~", "–"]
+    claims = [line for line in lines if re.match("[✓✗~–·] ", line)]
+    assert [line[0] for line in claims] == ["✓", "✗", "~", "·", "✓", "✗", "–"]
     assert all("-0.053" in line for line in claims)
     assert ("6/63 of 72" in claims[0]) == (width >= 60)
+    assert claims[3].endswith(" 72") == (width >= 60), "a described claim has no counts of support"
     assert ("-0.061 to -0.044" in claims[0]) == (width >= 80)
-    assert [line for line in lines if line.endswith(" (1)")] == [f"{verdict} (1)" for verdict in VERDICTS]
+    assert [line for line in lines if line.endswith(" (1)")] == [f"{heading} (1)" for heading in HEADINGS]
 
 
 def test_details_are_sentences_within_the_width():
@@ -213,11 +220,14 @@ def test_colours_follow_verdicts():
     found = rows_and_claims()
     out = io.StringIO()
     Console(file=out, width=120, force_terminal=True, color_system="standard").print(found)
-    codes = [re.search(rf"\x1b\[1;(\d+)m{verdict}", out.getvalue())[1] for verdict in VERDICTS]
-    assert codes == ["32", "31", "33", "90"]
+    headings = [heading for heading in HEADINGS if heading != "self-check"]  # which has no colour
+    codes = [re.search(rf"\x1b\[1;(\d+)m{heading}", out.getvalue())[1] for heading in headings]
+    assert codes == ["32", "31", "33", "34", "31", "90"]
     page = found._repr_html_()
     colours = {verdict: STYLES[verdict].hexadecimal for verdict in VERDICTS}
-    assert list(colours.values()) == ["#009e73", "#d55e00", "#c98a00", "#767b84"]
+    assert list(colours.values()) == [
+        "#009e73", "#d55e00", "#c98a00", STYLES[""].hexadecimal, "#009e73", "#d55e00", "#767b84",
+    ]  # fmt: skip
     assert all(f'color:{colour};font-weight:600">{verdict}<' in page for verdict, colour in colours.items())
 
 
@@ -238,7 +248,7 @@ def test_printing_and_repr():
     lines = str(found).splitlines()
     assert lines[0] == "tiny: A, 2 layers, 1,234 tokens"
     assert lines[1].split() == ["claim", "value", "95", "%", "CI", "null", "support/refute"]
-    assert lines[2] == "supported (1)"
+    assert lines[2] == "supported predictions (1)"
     assert lines[3].split() == ["✓", "tie", "0.500", "0.250", "to", "0.750", "0.000", "1/0", "of", "1"]
     assert max(map(len, lines)) <= 80
 

@@ -92,7 +92,7 @@ def drawn(source, costs, documents=40):
 
 
 def test_intervals_of_costs_cover_them():
-    rows = findings_of(coherence, drawn(np.random.default_rng(0), [0.3] * 200), NOTHING)
+    rows = findings_of(coherence, drawn(np.random.default_rng(0), [0.3] * 200, documents=160), NOTHING)
     costs = [f for f in rows if f.quantity == "cost"]
     covered = sum(f.low <= 0.3 <= f.high for f in costs)
     assert covered >= 0.95 * 200 - 3 * math.sqrt(200 * 0.95 * 0.05)

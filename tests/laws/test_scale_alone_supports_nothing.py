@@ -17,10 +17,16 @@ CLAIMS = ["entropy", "hopfield"]
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
+def declared_small(model):
+    """Let the model declare the usual initial scale, so that its random-weights baseline has smaller weights."""
+    model.config.initializer_range = 0.02
+    return model.eval()
+
+
 def gpt2(scale, seed):
     config = tf.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=scale, **SIZES)
     torch.manual_seed(seed)
-    return tf.GPT2LMHeadModel(config).eval()
+    return declared_small(tf.GPT2LMHeadModel(config))
 
 
 def bert(scale, seed):
@@ -29,25 +35,25 @@ def bert(scale, seed):
         initializer_range=scale, **SIZES,
     )  # fmt: skip
     torch.manual_seed(seed)
-    return tf.BertModel(config, add_pooling_layer=False).eval()
+    return declared_small(tf.BertModel(config, add_pooling_layer=False))
 
 
-def judged(model, *, draws=10, batches=None, predictions=CLAIMS):
-    batches = batches or [batch.inputs for batch in token_batches(VOCABULARY, rows=8, length=48)]
-    measured = run_probe.measure(model, None, batches, predictions=predictions, draws=draws)
-    return {claim.prediction: claim for claim in run_probe.evaluate(measured, predictions=predictions).claims}
+def judged(model, *, draws=10):
+    (batch,) = token_batches(VOCABULARY, rows=48, length=48, batches=1)
+    measured = run_probe.measure(model, None, [batch.inputs], predictions=CLAIMS, draws=draws)
+    return {claim.prediction: claim for claim in run_probe.evaluate(measured, predictions=CLAIMS).claims}
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.25])
 @pytest.mark.parametrize("build", [gpt2, bert])
 def test_random_networks_are_not_supported(build, scale):
     heads = dict.fromkeys(CLAIMS, 0)
-    for seed in range(3):
+    for seed in range(2):
         claims = judged(build(scale, seed))
         for name in CLAIMS:
             assert claims[name].verdict == "inconclusive", (build, scale, seed, claims[name])
             heads[name] += claims[name].supported
-    assert all(count <= 3 for count in heads.values()), heads  # of 36 heads
+    assert all(count <= 2 for count in heads.values()), heads  # of 24 heads
 
 
 def test_the_untrained_baseline_alone_would_support_them():

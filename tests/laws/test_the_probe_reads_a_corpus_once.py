@@ -288,7 +288,7 @@ def test_a_real_model_is_probed():
     found = gradlogz.probe(loaded.model, loaded.tokenizer, texts, name="minilm", tokens=None)
     verdicts = {c.prediction: c.verdict for c in found.claims}
     assert list(verdicts) == [p.name for p in known_predictions()]
-    assert verdicts["identity"] == "supported"
+    assert verdicts["identity"] == "passed"
     assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
     judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]
     assert all(math.isfinite(row.value) for row in judged)

@@ -46,10 +46,10 @@ def test_the_first_screen_says_which_claims_hold(opened, path):
     counts = re.findall(r"(\d+) (\w+)", one.page.locator(".head .sentence").inner_text())
     assert [("1", "supported"), ("1", "refuted"), ("2", "inconclusive")] == [c for c in counts if c[1] in VERDICTS]
     table = rows_of(one, "claims")
-    assert [row[1] for row in table] == ["supported", "inconclusive", "refuted", "not applicable", "inconclusive"]
-    assert table[0][:2] == ["entropy", "supported"]
-    assert table[0][3:6] == ["0.5", "0.4 to 0.6", "0.9"]
-    assert re.findall(r"\d+", table[0][6]) == ["4", "4", "12"], "support, refute, tested"
+    assert [row[2] for row in table] == ["supported", "refuted", "inconclusive", "inconclusive", "not applicable"]
+    assert table[0][:3] == ["entropy", "prediction", "supported"]
+    assert table[0][4:7] == ["0.5", "0.4 to 0.6", "0.9"]
+    assert re.findall(r"\d+", table[0][7]) == ["4", "4", "12"], "support, refute, tested"
 
 
 def _box(element):

@@ -160,7 +160,7 @@ def test_infinities_and_gaps_are_no_obstacle(folder):
 
 def test_rows_without_claims_and_claims_without_rows(folder):
     changed(folder, "findings.json", lambda said: said.update(claims=[]))
-    assert "4 claims" in page_of_run(contents_of(folder, "report")).verdict.sentence
+    assert "4 predictions" in page_of_run(contents_of(folder, "report")).verdict.sentence
     changed(folder, "findings.json", lambda said: said.update(rows=[], claims=findings_as_claims()))
     page = page_of_run(contents_of(folder, "report"))
     assert [section.name for section in page.sections] == ["claims", "entropy", "tokens", "model"]

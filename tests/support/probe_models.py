@@ -12,7 +12,7 @@ from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.prediction import Baseline, Probed
-from gradlogz.probing.runs.judgement import graded, split
+from gradlogz.probing.runs.judgement import split
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
 
@@ -104,5 +104,4 @@ def judged(prediction, model, batches, baseline=None, change=lambda event: event
         other = other or Baseline(getattr(prediction, "PREDICTION", prediction).empty(), one)
         other = replace(other, matched=tuple(prediction.evaluate(*draw) for draw in draws))
     state = state_of(prediction, model, batches, one.architecture, change)
-    judgement = prediction.verdict(findings_of(prediction, state, one, other))
-    return graded(judgement, getattr(prediction, "PREDICTION", prediction).declaration.kind)
+    return prediction.verdict(findings_of(prediction, state, one, other))

@@ -89,6 +89,7 @@ def command(
     from ..probing.run_probe import chosen, evaluate, measure
     from ..probing.runs.findings_file import findings_to_json
     from ..probing.runs.run_folder import check_place, write_run
+    from ..probing.runs.statistics_file import write_statistics
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
@@ -106,10 +107,13 @@ def command(
         loaded.model, loaded.tokenizer, corpus, name=_label(model), facts=facts, tokens=tokens or None,
         length=length, predictions=only, baseline=baseline, draws=draws, seed=seed, progress=sys.stderr.isatty(),
     )  # fmt: skip
+    statistics = write_statistics(place, measured)  # first, so that a judgement that is killed can be repeated
     with console.status("Judging"):
         findings = evaluate(measured, predictions=only)
     run = _run(measured, findings, seed, text)
     write_run(place, run)
+    if statistics is not None:
+        statistics.unlink(missing_ok=True)
     write_json(json, findings_to_json(findings))
     page = page_of(place)  # files come first, so that a closed pipe costs no result
     name = measured.probed.name

@@ -339,7 +339,7 @@ def graded_groups(declarations: Declarations, claims: Sequence[Summary]) -> list
             key = (verdict or "not judged", verdict)
         else:
             key = (BEYOND, "") if kind == BEYOND else (verdict, verdict)
-        groups[key].append(claim)
+        groups.setdefault(key, []).append(claim)
     return [(heading, verdict, entries) for (heading, verdict), entries in groups.items() if entries]
 
 

@@ -86,7 +86,8 @@ class Findings:
         except ImportError:
             remedy = "Install it with: pip install 'gradlogz[tables]'; table() needs nothing."
             raise MissingPackageError("Findings.frame", "polars", "polars is not installed", remedy) from None
-        numbers = dict.fromkeys(("value", "low", "high", "null", "null_low", "null_high"), polars.Float64)
+        names = ("value", "low", "high", "null", "null_low", "null_high", "freedom", "null_freedom")
+        numbers = dict.fromkeys(names, polars.Float64)
         counts = dict.fromkeys(("call", "head", "tokens"), polars.Int64)
         schema = {name: {**numbers, **counts}.get(name, polars.String) for name in Finding._fields}
         return polars.DataFrame([tuple(row) for row in self.rows], schema=schema, orient="row")
