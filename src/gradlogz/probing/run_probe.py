@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -322,24 +323,38 @@ def _matched(
     interrupted: Callable[[], bool],
 ) -> dict[str, tuple[list[Measured], ...]] | str:
     """Return the values of each prediction in each matched model, or the reason why there are none."""
+    values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
     try:
         models = MatchedModels(model, probed.architecture, probed.weights)
-    except ValueError as error:
+        for draw in range(draws):
+            if interrupted():
+                break
+            other, batches = models.draw(probed.seed * draws + draw), _dealt(windows, draw, draws)
+            for name, rows in _drawn(other, batches, predictions, probed):
+                values[name].append(rows)
+    except ValueError as error:  # weights that cannot be redrawn, or logits that overflow
         return str(error)
-    values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
-    for draw in range(draws):
-        if interrupted():
-            break
-        other = models.draw(probed.seed * draws + draw)
-        state: dict[str, Any] = {}
-        sample = [placed(batch, other) for batch in _dealt(windows, draw, draws)]
-        for batch in sample:
-            state = merge(state, statistics_of(other, probed.architecture, batch, predictions)[0])
-        weights = _LateWeights(other, probed.architecture, sample[0].inputs)
-        drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
-        for p in predictions:
-            values[p.name].append([m._replace(replicates=None) for m in p.evaluate(state[p.name], drawn)])
     return {name: tuple(lists) for name, lists in values.items()}
+
+
+def _drawn(
+    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed
+) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield the values of each prediction in one matched model; none if its evaluation raises.
+
+    `evaluate` reports such an error of a prediction.
+    """
+    state: dict[str, Any] = {}
+    batches = [placed(batch, model) for batch in batches]
+    for batch in batches:
+        state = merge(state, statistics_of(model, probed.architecture, batch, predictions)[0])
+    weights = _LateWeights(model, probed.architecture, batches[0].inputs)
+    drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
+    for p in predictions:
+        rows: list[Measured] = []
+        with suppress(Exception):
+            rows = p.evaluate(state[p.name], drawn)
+        yield p.name, [m._replace(replicates=None) for m in rows]
 
 
 class _LateWeights(Mapping[str, HeadWeights | str]):

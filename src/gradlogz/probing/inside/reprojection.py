@@ -22,6 +22,7 @@ from ...attention.in_models.interception import LAYERS, SOURCES, InterceptedCall
 from ...attention.result import Attention
 from .events import LayerCall
 
+CACHES = ("past_key_values", "past_key_value", "layer_past")  # arguments; a cache would return recorded keys
 ROUNDING, UNITS = 1e-3, 4.0  # relative tolerance; its minimum in units of eps, which matters in bfloat16
 
 
@@ -48,7 +49,7 @@ def call_on(
     with suppress(_Stop), Interception(layer_call.module, receiver, layers=layers):
         layer_call.module(
             *(new.get(id(a), a) for a in layer_call.args),
-            **{name: new.get(id(v), v) for name, v in layer_call.kwargs.items()},
+            **{name: None if name in CACHES else new.get(id(v), v) for name, v in layer_call.kwargs.items()},
         )
     return receiver.call
 

@@ -59,7 +59,7 @@ ALONG = {
 }
 DIRECTIONS = 32
 PART = 4  # one token in PART is sampled for covariances
-PROBES, BANK = 4, 256  # directions per token; directions in all
+PROBES, BANK = 2, 256  # directions per token; directions in all
 STEP = 1e-2  # of the finite difference, relative to the norm of the token
 
 FORMULAS = """\
