@@ -531,7 +531,6 @@ def test_rows_of_a_gpu_are_written_at_the_end_of_the_next_step():
     assert len(taken) == 4  # so does the end of the monitor
 
 
-
 def test_writers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter

@@ -99,7 +99,7 @@ def command(
     device_map: Annotated[
         str | None,
         typer.Option(
-            help="Placement on several devices: auto, or a JSON object of module names (default: one device).",
+            help="Placement by transformers: auto, sequential, or a JSON object (default: none).",
             show_default=False,
         ),
     ] = None,
@@ -144,13 +144,10 @@ def command(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
         allow_pickle, allow_remote_code,
     )  # fmt: skip
-    outputs = Outputs(json, csv, parquet, details)
+    outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
         place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].label
-        return _one(console, checkpoints[0], place, settings, outputs, intervene)
-    if intervene is not None:
-        problem = f"interventions are measured on one model, but there are {len(checkpoints)} checkpoints"
-        raise InputValueError("probe", "--intervene", problem, "Name one checkpoint.")
+        return _one(console, checkpoints[0], place, settings, outputs)
     series = {checkpoint.series for checkpoint in checkpoints}
     place = Path(out) if out is not None else Path(RUNS) / (series.pop() if len(series) == 1 else SERIES)
     return _several(console, checkpoints, place, settings, outputs)
@@ -163,6 +160,7 @@ class Outputs(NamedTuple):
     csv: str | None
     parquet: str | None
     details: bool
+    intervene: str | None
 
     def write(self, findings: "Findings") -> None:
         """Write the files."""
@@ -172,8 +170,22 @@ class Outputs(NamedTuple):
         write_tables(self.csv, self.parquet, findings)
 
 
-def _loaded(checkpoint: "CheckpointName", settings: Settings, console: "Console") -> "Loaded":
+class Probe(NamedTuple):
+    """The run of a model, the model, and a sentence on the text that it read."""
+
+    run: "Run"
+    loaded: "Loaded"
+    words: str
+
+
+def _probe(
+    checkpoint: "CheckpointName", place: Path, settings: Settings, console: "Console", facts: dict[str, str]
+) -> Probe:
+    """Measure and judge one model, and write its run, with these facts added."""
+    from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
+    from ..probing.run_probe import evaluate, measure
+    from ..probing.runs.run_folder import Run, write_run
 
     with console.status(f"Loading {checkpoint.label}"):
         loaded = load(
@@ -181,21 +193,9 @@ def _loaded(checkpoint: "CheckpointName", settings: Settings, console: "Console"
             dtype=settings.dtype, **settings.allowed,
         )  # fmt: skip
     _check_reading(loaded)
-    return loaded
-
-
-def _run_of(
-    loaded: "Loaded", checkpoint: "CheckpointName", settings: Settings, console: "Console", facts: dict[str, str]
-) -> "tuple[Run, str]":
-    """Return the run of one model, with these facts added, and a sentence on the text it read."""
-    from ..probing.corpus.readers import corpus_of
-    from ..probing.run_probe import evaluate, measure
-    from ..probing.runs.run_folder import Run
-
     corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
     known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
-    if settings.text is None and loaded.facts["reads"] == "reactions":
-        known["synthetic_text"] = True
+    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
     measured = measure(
         loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
         length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
@@ -214,30 +214,26 @@ def _run_of(
         findings=findings,
         complete=measured.complete,
     )
-    return run, report.words()
+    write_run(place, run)
+    return Probe(run, loaded, report.words())
 
 
-def _one(
-    console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs,
-    intervene: str | None,
-) -> int:  # fmt: skip
+def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
     """Probe one model: a run folder with its page."""
     from ..probing.inside.loading import locate
     from ..probing.inside.weights_hash import weights_hash
-    from ..probing.runs.run_folder import check_place, write_run
+    from ..probing.runs.run_folder import check_place
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
     check_place(place)
     hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
-    loaded = _loaded(checkpoint, settings, console)
-    run, words = _run_of(loaded, checkpoint, settings, console, {"weights_sha256": hashed})
-    write_run(place, run)
+    run, loaded, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})
     outputs.write(run.findings)
     effects = None
-    if intervene is not None:
+    if outputs.intervene is not None:
         effects = write_interventions(
-            place, intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
+            place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
             length=settings.length, seed=settings.seed,
         )  # fmt: skip
     page = page_of(place)  # files come first, so that a closed pipe costs no result
@@ -260,13 +256,16 @@ def _several(
     from ..reporting.comparison_page import read_all
     from ..reporting.trajectory_terminal import trajectory_lines
 
+    if outputs.intervene is not None:
+        problem = "--intervene applies to one model, but there are several checkpoints"
+        raise InputValueError("probe", "--intervene", problem, "Probe one checkpoint with --intervene.")
     if settings.text == STANDARD_INPUT:
         problem = "standard input can be read only once, but there are several checkpoints"
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     done: list[CheckpointRun] = []
 
-    def measure(checkpoint: "CheckpointName", facts: dict[str, str]) -> "Run":
-        return _run_of(_loaded(checkpoint, settings, console), checkpoint, settings, console, facts)[0]
+    def measure(checkpoint: "CheckpointName", folder: Path, facts: dict[str, str]) -> "Run":
+        return _probe(checkpoint, folder, settings, console, facts).run
 
     for each in runs_of(checkpoints, root, settings, console, measure):
         done.append(each)

@@ -8,6 +8,7 @@ Read next: findings_page.py (one run), comparison_figures.py (the figures), ../p
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby

@@ -149,9 +149,7 @@ class Transfer:
         for part in self._parts:
             h = part.shape[1]
             part.unpack(*(next(tables).reshape(-1, h) for _ in range(2)))
-        return {
-            name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in self._layers.items()
-        }
+        return {name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in self._layers.items()}
 
 
 def _heads(layer: LayerSums, kind: str) -> Heads:

@@ -111,7 +111,7 @@ class Monitor(Receiver):
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
         self.steps += 1
-        if self._installed and self._strict and self._row is self._unread is None and not sums:
+        if self._installed and self._strict and not sums and self._row is None and self._unread is None:
             problem = f"model made no attention call that could be intercepted in step {step}"
             remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
             raise InputRuntimeError("monitor", "model", problem, remedy)
