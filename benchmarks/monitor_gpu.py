@@ -1,26 +1,76 @@
-"""Cost of the monitor in a training step on a GPU: GPT-2 small, bfloat16, eager and compiled.
+"""Cost of the monitor in a training step on a GPU: time and memory, on SDPA and on `attend`, eager and compiled.
 
-python3 benchmarks/monitor_gpu.py [folder]     on a machine with a GPU; writes monitor_gpu.json
+    GPT-2 small   16 x 1024, autocast to bfloat16, the model compiled as one
+    Llama, 1 B     4 x 4096, bfloat16 (the sizes of Llama 3.2 1B, random weights), its layers compiled
+
+python3 benchmarks/monitor_gpu.py [folder]            on a machine with a GPU; writes monitor_gpu.json
+python3 benchmarks/monitor_gpu.py [folder] --tiny     small models, also without a GPU: whether it runs
 """
 
+import argparse
 import itertools
 import json
 import statistics
-import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import gradlogz
 
-BATCH, TOKENS, STEPS = 16, 1024, 20
 QUIET = gradlogz.attention.Thresholds(None, None, None)
+DEFAULT = 25  # interval of recorded steps by default; its mean is computed from recorded steps and those between
+PERIOD = 5  # interval at which both are measured
+ON_GPU = torch.cuda.is_available()
+DEVICE, BACKEND = ("cuda", "inductor") if ON_GPU else ("cpu", "eager")
 
 
-def milliseconds(step, steps: int = STEPS) -> list[float]:
-    """Return the milliseconds of every step by the GPU's clock, from the end of one step to the end of the next."""
+class Subject(NamedTuple):
+    """A model, its batches, and the number of steps that are measured."""
+
+    name: str
+    build: Callable[[bool], Any]  # of its size: tiny or not
+    batch: tuple[int, int]
+    dtype: torch.dtype  # of the parameters
+    layers: str | None  # the modules that are compiled one by one; None: the model as one
+    steps: int
+
+
+def gpt2(tiny: bool) -> Any:
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100} if tiny else {}
+    config = GPT2Config(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, **sizes)
+    return GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+
+
+def llama(tiny: bool) -> Any:
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    if tiny:
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, **heads, max_position_embeddings=4096, tie_word_embeddings=True, rope_theta=5e5)
+    return LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+
+
+SUBJECTS = [
+    Subject("GPT-2 small", gpt2, (16, 1024), torch.float32, None, 20),
+    Subject("Llama, 1 B", llama, (4, 4096), torch.bfloat16, "LlamaDecoderLayer", 4),
+]
+
+
+def milliseconds(step: Callable[[], None], steps: int) -> list[float]:
+    """Return the milliseconds of every step, by the GPU's clock if there is one, from end to end."""
+    if not ON_GPU:
+        ends = [time.perf_counter()]
+        for _ in range(steps):
+            step()
+            ends.append(time.perf_counter())
+        return [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    torch.cuda.reset_peak_memory_stats()
     marks[0].record()
     for mark in marks[1:]:
         step()
@@ -29,61 +79,85 @@ def milliseconds(step, steps: int = STEPS) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 
-def measured(compiled: bool, on_attend: bool) -> dict[str, object]:
+def peak() -> int:
+    """Return the largest number of bytes allocated since the last measurement began."""
+    return torch.cuda.max_memory_allocated() if ON_GPU else 1
+
+
+def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> dict[str, object]:
     torch.manual_seed(0)
-    config = GPT2Config(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
-    model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").cuda().train()
+    torch._dynamo.reset()
+    with torch.device(DEVICE):
+        model = subject.build(tiny).to(subject.dtype).train()
     if on_attend:
         gradlogz.register(model)
-    call = torch.compile(model) if compiled else model
+    call = model
+    if compiled and subject.layers is None:
+        call = torch.compile(model, backend=BACKEND)
+    elif compiled:
+        for module in model.modules():
+            if type(module).__name__ == subject.layers:
+                module.compile(backend=BACKEND)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-    ids = torch.randint(0, 50000, (BATCH, TOKENS), device="cuda")
+    batch = (2, 48) if tiny else subject.batch
+    ids = torch.randint(0, model.config.vocab_size, batch, device=DEVICE)
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=subject.dtype == torch.float32):
             loss = call(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(3):
-        step()
+    begun = time.perf_counter()
+    milliseconds(step, 2)
     with gradlogz.monitor(call, every=1, thresholds=QUIET):
-        for _ in range(3):
-            step()
-    plain = milliseconds(step)
+        milliseconds(step, 2)
+    seconds_before = time.perf_counter() - begun
+    plain, plain_bytes = milliseconds(step, subject.steps), peak()
     with gradlogz.monitor(call, every=1, thresholds=QUIET) as m:
-        looked_at = milliseconds(step)
-    with gradlogz.monitor(call, thresholds=QUIET):
-        by_default = milliseconds(step, 100)
-    again = milliseconds(step)
-    base = statistics.median(plain)
+        recorded, recorded_bytes = milliseconds(step, subject.steps), peak()
+    with gradlogz.monitor(call, every=PERIOD, thresholds=QUIET):  # the first recorded step finds the names of layers
+        in_turn = milliseconds(step, 2 * PERIOD + 1)
+    again = milliseconds(step, subject.steps)
+    base, every = statistics.median(plain), statistics.median(recorded)
+    between = statistics.median(ms for i, ms in enumerate(in_turn) if i % PERIOD)
+    by_default = (statistics.mean(in_turn[PERIOD::PERIOD]) + (DEFAULT - 1) * between) / DEFAULT
     return {
-        "model": "GPT-2 small" + ", on attend" * on_attend + ", compiled" * compiled,
-        "batch": [BATCH, TOKENS],
+        "model": subject.name + ", on attend" * on_attend + ", compiled" * compiled,
+        "batch": list(batch),
         "ms": {
             "plain": round(base, 3),
             "plain again": round(statistics.median(again), 3),
-            "looked at": round(statistics.median(looked_at), 3),
-            "by default, mean": round(statistics.mean(by_default), 3),
+            "looked at": round(every, 3),
+            "by default, mean": round(by_default, 3),
         },
-        "looked at / plain": round(statistics.median(looked_at) / base, 4),
-        "by default / plain": round(statistics.mean(by_default) / statistics.mean(plain), 4),
+        "looked at / plain": round(every / base, 4),
+        "by default / plain": round(by_default / base, 4),
         "A/A": round(statistics.median(again) / base, 4),
+        "GiB": round(plain_bytes / 2**30, 2),
+        "memory, looked at / plain": round(recorded_bytes / plain_bytes, 4),
         "layers": len(m.row().layers),
+        "seconds before": round(seconds_before, 1),
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, tiny: bool) -> None:
     rows = []
-    for compiled, on_attend in itertools.product((False, True), repeat=2):
-        rows.append(measured(compiled, on_attend))
+    for subject, compiled, on_attend in itertools.product(SUBJECTS, (False, True), (False, True)):
+        rows.append(measured(subject, compiled, on_attend, tiny))
         print(json.dumps(rows[-1], indent=2), flush=True)
-        torch.cuda.empty_cache()
-    name = torch.cuda.get_device_name()
+        if ON_GPU:
+            torch.cuda.empty_cache()
+    name = torch.cuda.get_device_name() if ON_GPU else "CPU"
     table = {"benchmark": "monitor_gpu", "device": name, "torch": torch.__version__, "rows": rows}
-    (folder / "monitor_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
+    if not tiny:
+        (folder / "monitor_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results")
+    options = argparse.ArgumentParser()
+    options.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "results")
+    options.add_argument("--tiny", action="store_true")
+    chosen = options.parse_args()
+    main(chosen.folder, chosen.tiny)

@@ -1,18 +1,18 @@
-"""Tensors passed around a ring of processes: each sends to the next rank and receives from the previous one."""
+"""Tensors passed around a ring of processes: each sends to a later rank and receives from an earlier one."""
 
 import torch
 from torch import Tensor, distributed
 
 
 class Exchange:
-    """Tensors on their way to the next process; computation may go on until `received` is called."""
+    """Tensors on their way to the process `distance` ranks on; computation may go on until `received` is called."""
 
-    def __init__(self, tensors: list[Tensor], group: "distributed.ProcessGroup | None") -> None:
+    def __init__(self, tensors: list[Tensor], group: "distributed.ProcessGroup | None", *, distance: int = 1) -> None:
         world, rank = distributed.get_world_size(group), distributed.get_rank(group)
         self._sent, self._received, self._requests = [t.contiguous() for t in tensors], tensors, []
-        if world == 1:
+        if distance % world == 0:
             return
-        after, before = (rank + 1) % world, (rank - 1) % world
+        after, before = (rank + distance) % world, (rank - distance) % world
         if group is not None:
             after, before = (distributed.get_global_rank(group, r) for r in (after, before))
         self._received = [torch.empty_like(t) for t in self._sent]
@@ -22,7 +22,7 @@ class Exchange:
         ])  # fmt: skip
 
     def received(self) -> list[Tensor]:
-        """Wait for the tensors of the previous process and return them."""
+        """Wait for the tensors of the earlier process and return them."""
         for request in self._requests:
             request.wait()
         return self._received

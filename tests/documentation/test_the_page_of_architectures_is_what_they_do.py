@@ -35,7 +35,7 @@ small random model with eager attention. The test that checks it also writes it
 | | meaning |
 |---|---|
 | yes | The output equals that of the model: to 1e-5 of its scale (`observe`, `register`), bitwise (`monitor`) |
-| partly | The same with `strict=False`; the named layers keep their own attention and have no statistics |
+| partly | The same with `strict=False`; named layers (linear attention, say) stay as they are, without statistics |
 | no | An error names the layers, which call no softmax (`register`: do not use the interface of transformers) |
 | no attention | The model has no layer with softmax attention |
 

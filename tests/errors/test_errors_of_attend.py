@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gradlogz import attend, merge
-from gradlogz.attention import Attention, attend_varlen, ring_attend
+from gradlogz.attention import Attention, attend_varlen, ring_attend, ring_positions
 from gradlogz.measures import PartialStatistics
 from support.error_form import each_of, refused
 
@@ -70,6 +70,35 @@ ERRORS = [
         "ring_attend: key",
         "equal parts",
         lambda: in_a_ring_of_one(lambda: ring_attend(q, k, v, is_causal=True)),
+    ),
+    (ValueError, "ring_attend: placement", "zigzag", lambda: ring_attend(q, k, v, placement="striped")),
+    (NotImplementedError, "ring_attend: dropout_p", "0.1", lambda: ring_attend(q, k, v, dropout_p=0.1)),
+    (
+        NotImplementedError,
+        "ring_attend: attn_mask",
+        "local keys",
+        lambda: ring_attend(q, k, v, attn_mask=torch.ones(5, 7).bool()),
+    ),
+    (
+        NotImplementedError,
+        "ring_attend: attn_mask",
+        "float32",
+        lambda: ring_attend(q, k, v, attn_mask=torch.zeros(7)),
+    ),
+    (ValueError, "ring_attend: segments", "local keys", lambda: ring_attend(q, k, v, segments=torch.zeros(5).long())),
+    (
+        ValueError,
+        "ring_attend: key",
+        "even",
+        lambda: in_a_ring_of_one(lambda: ring_attend(k, k, v, placement="zigzag")),
+    ),
+    (RuntimeError, "ring_positions: group", "process group", lambda: ring_positions(8)),
+    (ValueError, "ring_positions: placement", "zigzag", lambda: ring_positions(8, placement="striped")),
+    (
+        ValueError,
+        "ring_positions: tokens",
+        "multiple of 2",
+        lambda: in_a_ring_of_one(lambda: ring_positions(7, placement="zigzag")),
     ),
     (TypeError, "attend: query", "a tensor", lambda: attend([[1.0]], k, v)),
     (TypeError, "attend: key", "tensor", lambda: attend(q, nested(), v)),

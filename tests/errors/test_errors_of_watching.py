@@ -1,6 +1,7 @@
 """observe, monitor and register say what they cannot see, and what they were given."""
 
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from unittest import mock
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradlogz import monitor, observe, register
 from gradlogz.attention import unregister
+from gradlogz.attention.in_models import process_check
 from gradlogz.attention.in_models.intercepted_calls import call_from_interface
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
@@ -122,6 +124,27 @@ def split_by_heads():
         run(monitor(model), None)
 
 
+def without_the_others():
+    """In one of two processes, of which the other does not monitor."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with (
+            mock.patch.object(dist, "get_process_group_ranks", return_value=[0, 1]),
+            mock.patch.object(process_check, "PATIENCE", timedelta(milliseconds=50)),
+        ):
+            run(monitor(GPT()), None)
+    finally:
+        dist.destroy_process_group()
+
+
+def captured():
+    """As inside the capture of a CUDA graph."""
+    model = GPT()
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True), monitor(model) as m:
+        m._device = torch.device("cuda")
+        model(ids)
+
+
 def checkpointed():
     model = GPT()
 
@@ -192,6 +215,8 @@ ERRORS = [
         lambda: run(monitor(nn.DataParallel(GPT())), None),
     ),
     (ValueError, "monitor: group", "tensor parallelism", split_by_heads),
+    (RuntimeError, "monitor: group", "ranks [1]", without_the_others),
+    (NotImplementedError, "monitor: model", "CUDA graph", captured),
     (
         ValueError,
         "monitor: every",

@@ -1,7 +1,8 @@
 """The backward pass computes exp(logit - log normaliser) again: these weights sum to one, however large the logits.
 
-A logit of 1e7 is rounded to about 1 in float32. The weights sum to one only if the log normaliser belongs to logits
-that are rounded alike, though one kernel may compute few queries forward, another one backward.
+A logit of 1e7 is rounded to about 1 in float32, and so is the log normaliser. The weights sum to one only if the logits
+are rounded alike, though one kernel may compute few queries forward, another one backward, and if the sum of masses is
+not taken from the log normaliser.
 """
 
 import pytest
@@ -46,6 +47,44 @@ def test_the_weights_sum_to_one_and_gradients_are_finite(m, n, name, compiled, m
             total = total + a.entropy.sum() + a.output.sum() + a.max_logit.sum() / size
         for gradient in torch.autograd.grad(total, (q, k)):
             assert gradient.isfinite().all(), size
+
+
+def planted(m, n, exponent):
+    """Queries and keys with logits 2^exponent - j, all exact in float32, where j is a multiple of the spacing there.
+
+    Most j are 0: the log normaliser lies above the largest logit by less than its rounding, as the mean below it.
+    """
+    spacing = 2.0 ** max(0, exponent - 23)
+    j = spacing * (torch.arange(n) % 4 == 3) * (torch.arange(n) % 3)
+    key = torch.stack([torch.ones(n), -j], -1).expand(1, 2, n, 2)
+    query = torch.tensor([2.0**exponent, 1.0]).expand(1, 2, m, 2)
+    value = torch.randn(1, 2, n, 16, generator=torch.Generator().manual_seed(0))
+    return query, key, value
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"statistics": "none"}, {"bias": 0.0}], ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("m", "n"), [(1, 9), (5, 300), (7, 300), (90, 90)])
+def test_ties_of_large_logits_share_their_weight(m, n, compiled, options, monkeypatch):
+    if compiled:
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(dispatch, "kernel_module", lambda *_: None)
+    for exponent in (8, 20, 23, 26, 30):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            q, k, v = (t.to(dtype).clone().requires_grad_() for t in planted(m, n, exponent))
+            masks = {"bias": torch.zeros(m, n, dtype=dtype)} if "bias" in options else {}
+            a = attend(q, k, v, scale=1.0, **options | masks)
+            (weights,) = torch.autograd.grad(a.output.sum(), v, retain_graph=True)
+            loss = a.output.square().sum() + a.log_normalizer.sum()
+            if a.entropy is not None:
+                loss = loss + a.entropy.sum() + 0.3 * a.logit_variance.sum()
+            of_query, of_key = torch.autograd.grad(loss, (q, k))
+            found.append((weights, of_query, of_key[..., 0] / 2.0**exponent, of_key[..., 1]))
+        for actual, expected in zip(*found, strict=True):
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5 * scale, msg=f"2^{exponent}")
 
 
 @pytest.mark.parametrize("statistics", ["none", "scalar"])

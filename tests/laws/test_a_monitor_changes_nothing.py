@@ -13,7 +13,8 @@ from gradlogz.attention.in_models import head_summaries as rows
 from gradlogz.attention.in_models.intercepted_calls import call_from_attend, logits_from_softmax
 from gradlogz.attention.in_models.interception import _interceptions, _original
 from support.architectures import ARCHITECTURES
-from support.small_trainings import GPT, TOKENS, Encoder, batches, monitored_rank, train
+from support.small_trainings import GPT, TOKENS, Encoder, batches, lonely_rank, monitored_rank, train
+from support.wrapped_trainings import ORDERS, wrapped_rank
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
 MODELS = {
@@ -210,7 +211,7 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 3, 5, 8)])
 def test_calls_with_any_number_of_dimensions_have_rows(shape):
     q = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-    heads = rows.heads_of({"": rows.sums_of(call_from_attend(q, q, q))}, {})[""]
+    heads = rows.Transfer({"": rows.sums_of(call_from_attend(q, q, q))}).heads({})[""]
     expected = gradlogz.attend(q, q, q).entropy.reshape(-1, 3 if len(shape) > 2 else 1, 5)
     torch.testing.assert_close(heads.entropy.mean.float(), expected.mean((0, 2)))
     assert heads.rows == expected[:, 0].numel()
@@ -220,7 +221,7 @@ def test_one_batch_of_keys_for_many_of_queries_has_rows():
     q, k = torch.randn(3, 2, 5, 8), torch.randn(1, 2, 5, 8)
     mask = (torch.arange(5) < torch.tensor([[5], [3], [4]]))[:, None, None]
     for call in (call_from_attend(q, k, k, attn_mask=mask), call_from_attend(k, q, q, attn_mask=mask)):
-        assert rows.heads_of({"": rows.sums_of(call)}, {})[""].rows == 12
+        assert rows.Transfer({"": rows.sums_of(call)}).heads({})[""].rows == 12
 
 
 def test_passes_without_gradients_are_not_looked_at():
@@ -266,7 +267,7 @@ def test_not_a_number_is_reported(written, masked):
         if written
         else call_from_attend(q, torch.randn(q.shape), q, attn_mask=mask)
     )
-    heads = rows.heads_of({"": rows.sums_of(call)}, {})[""]
+    heads = rows.Transfer({"": rows.sums_of(call)}).heads({})[""]
     assert heads.rows == 10
     for extremes in heads[:5]:
         assert bool(extremes.mean[0].isnan()), "the head that has it"
@@ -509,6 +510,28 @@ def test_a_sink_is_reported():
     assert float(m.row().layers["blocks.0.attention"].sink.mean.min()) > 0.9
 
 
+def test_rows_of_a_gpu_are_written_at_the_end_of_the_next_step():
+    """A GPU may still compute them at the end of their own; `_delayed` stands for one here."""
+    written = {}
+    for delayed in (False, True):
+        taken, counts = [], []
+        model = made("a script")
+        with gradlogz.monitor(model, every=2, writer=taken.append, thresholds=QUIET) as m:
+            m._delayed = delayed
+            train(model, batches(5), after=lambda taken=taken, counts=counts: counts.append(len(taken)))
+            assert counts == ([0, 1, 1, 2, 2] if delayed else [1, 1, 2, 2, 3])
+            last = m.row()
+            assert (last.step, len(taken)) == (4, 3)  # a request completes the row
+        written[delayed] = taken
+    for one, other in zip(written[False], written[True], strict=True):
+        assert (one.step, one.scalars()) == (other.step, other.scalars())
+    with gradlogz.monitor(model, every=1, writer=taken.append, thresholds=QUIET) as m:
+        m._delayed = True
+        train(model, batches(1))
+    assert len(taken) == 4  # so does the end of the monitor
+
+
+
 def test_writers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -614,6 +637,39 @@ def test_processes_join_to_one_row(tmp_path, how):
         assert all(found[k] == expected[k] for k in ("step", "layer", "kind", "head", "rows"))
         numbers = expected.keys() - {"layer", "kind"}
         assert all(found[k] == pytest.approx(expected[k], rel=1e-4, abs=1e-5) for k in numbers)
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        ["DDP, then compiled"],
+        pytest.param([order for order in ORDERS if order != "DDP, then compiled"], marks=pytest.mark.long),
+    ],
+    ids=["one order", "all others"],
+)
+def test_the_order_of_compiling_and_wrapping_does_not_matter(tmp_path, orders):
+    """Losses, weights and random state are the same bit for bit; the rows are those of both processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(wrapped_rank, (port, str(tmp_path), orders), nprocs=2)
+    for rank in range(2):
+        for order, (same, counts) in torch.load(tmp_path / f"{rank}.pt", weights_only=True).items():
+            assert same, order
+            assert counts is None or counts == [4 * TOKENS] * 2, order
+
+
+def test_a_process_that_does_not_monitor_is_an_error(tmp_path):
+    """Not a wait without end; and the processes may try again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(lonely_rank, (port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert "monitor: " in first["error"]
+    assert "ranks [1]" in first["error"]
+    assert second["error"] is None
+    assert first["rows"] == second["rows"] == [{2 * 3 * TOKENS}] * 2
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it

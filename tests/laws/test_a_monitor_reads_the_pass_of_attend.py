@@ -72,6 +72,39 @@ def test_without_statistics_the_model_keeps_its_own_output(passes):
     assert passes == [True, False] * 2
 
 
+LAYERS = {
+    "multihead": (lambda: gradlogz.MultiheadAttention(32, 2), lambda layer, x: layer(x, x, x, need_weights=False)[0]),
+    "moment": (lambda: gradlogz.MomentAttention(32, 2), lambda layer, x: sum(layer(x, x.square()))),
+    "mixture": (lambda: gradlogz.MixtureAttention(32, 2), lambda layer, x: layer(x)),
+    "gated": (lambda: gradlogz.GatedHeads(32, 2), lambda layer, x: layer(x)),
+    "link": (lambda: gradlogz.LinkAttention(32, 2, family="gaussian"), lambda layer, x: layer(x)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_the_package_are_monitored_without_a_second_pass(name, passes):
+    build, call = LAYERS[name]
+    counts, weights = [], []
+    for monitored in (False, True):
+        torch.manual_seed(0)
+        layer = build()
+        optimizer, x = torch.optim.SGD(layer.parameters(), 1e-2), torch.randn(3, 40, 32)
+        passes.clear()
+        context = gradlogz.monitor(layer, every=1, thresholds=QUIET)
+        with context if monitored else contextlib.nullcontext() as m:
+            for _ in range(2):
+                call(layer, x).square().mean().backward()
+                optimizer.step()
+        counts.append(list(passes))
+        weights.append([p.detach() for p in layer.parameters()])
+        with torch.no_grad():
+            call(layer, x)
+        assert passes[-1] is False, "no statistics are computed where no gradient is"
+    assert counts[0] == counts[1] == [True] * 2
+    assert all(map(torch.equal, *weights))
+    assert [heads.rows for heads in m.row().layers.values()] == [3 * 40]
+
+
 def drawn(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 

@@ -16,10 +16,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.tensorboard import SummaryWriter
 
 import gradlogz
 from gradlogz.attention import Thresholds
+from gradlogz.attention.in_models import interception
 from gradlogz.integrations import LoopMonitor, heat_map, lower_learning_rate, save_checkpoint, stop
 from support.small_trainings import GPT, batches, train
 
@@ -357,6 +359,17 @@ def test_an_ended_monitor_stays_removed():
         train(model, batches(1))
     assert m.state_dict()["steps"] == 2
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@each_library
+def test_a_run_that_raises_leaves_no_monitor(run, tmp_path):
+    def fail(alert, training):
+        raise ArithmeticError("planted")
+
+    with pytest.raises(ArithmeticError, match="planted"), pytest.warns(UserWarning, match="logit explosion"):
+        run({"every": 1, "thresholds": LOW, "actions": [fail]}, tmp_path)
+    assert not interception._interceptions
+    assert not _global_optimizer_post_hooks
 
 
 def test_a_checkpoint_is_saved_once_in_a_step():

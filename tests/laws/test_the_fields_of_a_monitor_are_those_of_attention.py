@@ -21,7 +21,7 @@ def drawn(*shape):
 
 
 def heads_of(call):
-    return head_summaries.heads_of({"": head_summaries.sums_of(call)}, {})[""]
+    return head_summaries.Transfer({"": head_summaries.sums_of(call)}).heads({})[""]
 
 
 def close(found, expected):

@@ -1,6 +1,6 @@
 """Run every tiling of an attention kernel of a GPU once, on small problems: for compute-sanitizer.
 
-python every_attention_kernel.py hopper | "gpu, half" | "gpu, float32" | decoding
+python every_attention_kernel.py (hopper | "gpu, half" | "gpu, float32" | decoding) SIZE      SIZE: of a head
 """
 
 import sys
@@ -26,7 +26,7 @@ def run(forward, backward, dtype: torch.dtype, size: int, queries: int, masks: s
     backward(query, key, value, sight, scoring, per_row, grad, needs_bias=False)
 
 
-def main(name: str) -> None:
+def main(name: str, size: int) -> None:
     dtype = torch.float32 if "float32" in name else torch.bfloat16
     forward, backward, queries = gpu.forward, gpu.backward, 200
     if name == "hopper":
@@ -34,13 +34,12 @@ def main(name: str) -> None:
         forward, backward, queries = forward.forward, backward.backward, 333
     elif name == "decoding":
         forward, backward, queries = decoding.forward, decoding.backward, 2
-    for size in (64, 128) if name == "hopper" else (64, 128, 256):
-        for masks in ("", "segments") if name == "hopper" else ("", "segments", "dense"):
-            for statistics in (False, True):
-                gradients = gpu.backward if name == "hopper" and masks else backward
-                run(forward, gradients, dtype, size, queries, masks, statistics)
+    for masks in ("", "segments") if name == "hopper" else ("", "segments", "dense"):
+        for statistics in (False, True):
+            gradients = gpu.backward if name == "hopper" and masks else backward
+            run(forward, gradients, dtype, size, queries, masks, statistics)
     torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

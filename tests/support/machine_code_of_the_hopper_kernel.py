@@ -92,6 +92,7 @@ def facts(code: list[str]) -> dict[str, object]:
         "spills": sum(i.split()[0].split(".")[0] in ("LDL", "STL") for i in code),
         "overlapped exponentials": overlapped,
         "products": sum(i.startswith("HGMMA") for i in code),
+        "bytes read from shared memory": sum(i.startswith("LDS.U8") for i in code),
     }
 
 

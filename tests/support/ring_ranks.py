@@ -1,12 +1,22 @@
 """Work of each process of a ring that shares a sequence, and the results it saves."""
 
+import contextlib
+
 import torch
 from torch import distributed, nn
 
 import gradlogz
-from gradlogz.attention import ring_attend
+from gradlogz import attend
+from gradlogz.attention import ring_attend, ring_positions
+from gradlogz.attention.layers.heads import split
+from gradlogz.kernels.attention import operator
 
-TOKENS = 12  # a multiple of 2 and 3
+QUIET = gradlogz.attention.Thresholds(None, None, None)
+
+TOKENS = 24  # zigzag placement over 2 and 3 processes: a multiple of 4 and 6
+DOCUMENTS = torch.tensor([[0] * 7 + [1] * 14 + [2] * 3, [3, 3, 5, 3] * 6])  # the second sequence has interleaved ones
+KEPT = torch.arange(TOKENS) < torch.tensor([[24], [10]])  # the second sequence is padded: whole ranks see nothing
+ZIGZAG = {"placement": "zigzag"}
 CASES = {
     "full": {},
     "causal": {"is_causal": True},
@@ -15,7 +25,26 @@ CASES = {
     "causal moments": {"is_causal": True, "enable_gqa": True, "statistics": "moments"},
     "output alone": {"is_causal": True, "statistics": "none"},
     "sharp": {"is_causal": True, "scale": 40.0},
-}
+    "capped": {"is_causal": True, "softcap": 0.5, "scale": 3.0},
+    "sliding": {"is_causal": True, "window": (3, 0), "enable_gqa": True},
+    "window": {"window": (5, 2)},
+    "wide window": {"window": (16, 10), "statistics": "moments"},
+    "one-sided window": {"window": (None, 3)},
+    "documents": {"is_causal": True, "segments": DOCUMENTS},
+    "documents both ways": {"segments": DOCUMENTS[:1]},
+    "documents in windows": {"segments": DOCUMENTS, "window": (9, 5), "enable_gqa": True},
+    "padding": {"attn_mask": KEPT[:, None, None]},
+    "padded documents": {"is_causal": True, "attn_mask": KEPT[:, None, None], "segments": DOCUMENTS},
+    "sinks": {"is_causal": True, "sinks": torch.tensor([0.3, -1.0, 2.0, -torch.inf], dtype=torch.float64)},
+    "sinks of padding": {"attn_mask": KEPT[:, None, None], "sinks": torch.ones(2, 4).double(), "statistics": "moments"},
+    "zigzag": {"is_causal": True, **ZIGZAG},
+    "zigzag full": ZIGZAG,
+    "zigzag window": {"window": (7, 3), **ZIGZAG},
+    "zigzag documents": {
+        "is_causal": True, "window": (9, 0), "segments": DOCUMENTS, "attn_mask": KEPT[:, None, None],
+        "statistics": "moments", **ZIGZAG,
+    },
+}  # fmt: skip
 
 
 def sequence(case):
@@ -41,8 +70,25 @@ def loss(result, here=slice(None)):
     return total
 
 
-def part(tensor, rank, processes):
-    return tensor.detach().chunk(processes, 2)[rank].clone().requires_grad_()
+def places(rank, processes, placement="contiguous"):
+    """Positions of the tokens of a rank, among those of the whole sequence."""
+    chunks = torch.arange(TOKENS).chunk(processes if placement == "contiguous" else 2 * processes)
+    return chunks[rank] if placement == "contiguous" else torch.cat([chunks[rank], chunks[-1 - rank]])
+
+
+def part(tensor, rank, processes, placement="contiguous"):
+    """Tokens of a rank in a tensor [b, h, tokens, d]; twice as many where there are twice as many keys."""
+    if tensor.shape[2] > TOKENS:
+        return tensor.detach().chunk(processes, 2)[rank].clone().requires_grad_()
+    return tensor.detach()[:, :, places(rank, processes, placement)].requires_grad_()
+
+
+def local_options(options, here):
+    """Options of a case, with masks and segments of the tokens of a rank."""
+    cut = {name: options[name][..., here] for name in ("attn_mask", "segments") if name in options}
+    if "sinks" in options:
+        cut["sinks"] = options["sinks"].clone().requires_grad_()
+    return options | cut
 
 
 def ring_rank(rank, processes, port, folder):
@@ -56,7 +102,9 @@ def ring_rank(rank, processes, port, folder):
     results["equal logits"] = gradient_with_equal_logits()
     results["autocast"] = under_autocast()
     results["kept"] = numbers_kept_for_backward(rank, processes)
-    results["observed"] = refusal_of_observe()
+    results["observed"] = observed(rank, processes)
+    for case in MONITORED:
+        results["monitored", case] = trained(case, rank, processes), trained(case, rank, processes, monitored=False)
     if processes == 3:
         pair = distributed.new_group([1, 2])
         if rank > 0:
@@ -67,10 +115,16 @@ def ring_rank(rank, processes, port, folder):
 
 
 def results_of_part(case, rank, processes, options):
-    tensors = [part(t, rank, processes) for t in sequence(case)]
+    placement = options.get("placement", "contiguous")
+    tensors = [part(t, rank, processes, placement) for t in sequence(case)]
+    here = places(rank, processes, placement)
+    options = local_options(options, here)
     result = ring_attend(*tensors, **options)
-    size = TOKENS // processes
-    gradients = torch.autograd.grad(loss(result, slice(rank * size, (rank + 1) * size)), tensors)
+    if "sinks" in options:
+        tensors.append(options["sinks"])
+    gradients = torch.autograd.grad(loss(result, here), tensors)
+    positions = ring_positions(TOKENS, placement=placement, group=options.get("group"))
+    assert torch.equal(positions, here)
     return tuple(None if t is None else t.detach() for t in result), gradients
 
 
@@ -115,18 +169,68 @@ def numbers_kept_for_backward(rank, processes):
 
 
 class RingAttention(nn.Module):
-    def __init__(self):
+    """Attention of a model by `attend`, or by `ring_attend` on the part of a process."""
+
+    def __init__(self, case):
         super().__init__()
-        self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+        g = torch.Generator().manual_seed(3)
+        self.weights = nn.ParameterList(torch.randn(8, 8, generator=g, dtype=torch.float64) for _ in range(3))
+        self.case = case
 
-    def forward(self, x):
-        return ring_attend(self.query(x), self.key(x), x).output
+    def forward(self, x, rank=0, processes=None):
+        q, k, v = (split(x @ w, 2) for w in self.weights)
+        options = MONITORED[self.case]
+        if processes is None:
+            return attend(q, k, v, **{name: value for name, value in options.items() if name != "placement"}).output
+        here = places(rank, processes, options.get("placement", "contiguous"))
+        return ring_attend(q, k, v, **local_options(options, here)).output
 
 
-def refusal_of_observe():
-    model = nn.Sequential(RingAttention())
+MONITORED = {
+    "full": {},
+    "sliding": {"is_causal": True, "window": (3, 0), "scale": 1.0},
+    "window": {"window": (5, 20)},
+    "documents": {"is_causal": True, "segments": DOCUMENTS[:1].to(torch.int8), "softcap": 2.0},
+    "padding": {"attn_mask": KEPT[:, None, None], "is_causal": True},
+    "left padding": {"attn_mask": ~KEPT[:, None, None].roll(5, -1), "is_causal": True},
+    "sinks": {"is_causal": True, "sinks": torch.tensor([0.3, -1.0], dtype=torch.float64)},
+    "zigzag": {"is_causal": True, **ZIGZAG},
+    "zigzag documents": {"is_causal": True, "segments": DOCUMENTS[:1], "attn_mask": KEPT[:, None, None], **ZIGZAG},
+    "nothing asked": {"is_causal": True, "statistics": "none"},
+}
+
+
+def tokens():
+    return torch.randn(2, TOKENS, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def trained(case, rank=0, processes=None, monitored=True):
+    """Train two steps; return the weights, the records of the last row, and the number of calls of a kernel."""
+    model = nn.Sequential(RingAttention(case))[0]
+    place = MONITORED[case].get("placement", "contiguous")
+    here = slice(None) if processes is None else places(rank, processes, place)
+    optimizer, calls, forward = torch.optim.SGD(model.parameters(), 1e-2), [], operator.dispatch.forward
+    operator.dispatch.forward = lambda *a, **o: calls.append(1) or forward(*a, **o)
+    context = gradlogz.monitor(model, every=1, thresholds=QUIET) if monitored else contextlib.nullcontext()
     try:
-        with gradlogz.observe(model):
-            model(torch.ones(1, 3, 2))
-    except RuntimeError as error:
-        return str(error)
+        with context as m:
+            for _ in range(2):
+                model(tokens()[:, here], rank, processes).square().sum().backward()
+                if processes is not None:
+                    for p in model.parameters():
+                        distributed.all_reduce(p.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        operator.dispatch.forward = forward
+    return [p.detach() for p in model.parameters()], m.row().records() if monitored else None, len(calls)
+
+
+def observed(rank, processes):
+    """Statistics of the rows of a rank under `observe`, and whether they have gradients."""
+    model = nn.Sequential(RingAttention("nothing asked"))
+    here = places(rank, processes)
+    with gradlogz.observe(model[0]) as observation:
+        model[0](tokens()[:, here], rank, processes)
+    entropy = observation[""].entropy
+    return entropy.detach(), entropy.requires_grad

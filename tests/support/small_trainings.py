@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gradlogz
+from gradlogz.attention.in_models import process_check
 
 VOCABULARY, TOKENS = 50, 13
 
@@ -131,4 +132,28 @@ def monitored_rank(rank, port, folder, how):
         losses = train(model, inputs, rate=1e-5, call=call)
     torch.save({"losses": losses, "records": m.row().records()}, f"{folder}/{rank}.pt")
     dist.barrier()  # neither process leaves while the other still communicates
+    dist.destroy_process_group()
+
+
+def lonely_rank(rank, port, folder):
+    """Monitor a model in one of two processes only, then in both; save the error and the number of rows."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    process_check.PATIENCE = timedelta(seconds=2)
+    model, error = GPT(dropout=0.0), None
+    if rank == 0:
+        try:
+            with gradlogz.monitor(model):
+                pass
+        except RuntimeError as raised:
+            error = str(raised)
+    dist.barrier()
+    process_check.PATIENCE = timedelta(minutes=5)
+    rows = []
+    for _ in range(2):
+        with gradlogz.monitor(model, every=1) as m:
+            train(model, batches(1))
+        rows.append({heads.rows for heads in m.row().layers.values()})
+    torch.save({"error": error, "rows": rows}, f"{folder}/{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()

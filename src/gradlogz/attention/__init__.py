@@ -2,7 +2,7 @@
 
 attend      scaled dot-product attention with the log normaliser, entropy and logit moments of every row
 attend_varlen   the same over packed documents, with the signature of flash-attn
-ring_attend     the same over a sequence that is split over processes
+ring_attend     the same over a sequence that is split over processes; ring_positions: the tokens of each
 Attention   the result; `merge` joins results over blocks of keys
 observe     the statistics of every attention layer inside a model, while it runs
 monitor     statistics and alerts for every head during training; the model's own attention computes the output
@@ -14,7 +14,7 @@ layers      attention modules: torch's multi-head attention, and attention to ot
 
 from .functional import attend as attend
 from .packed import attend_varlen as attend_varlen
-from .ring import ring_attend as ring_attend
+from .ring import ring_attend as ring_attend, ring_positions as ring_positions
 from .result import Attention as Attention
 from .losses import z_loss as z_loss, entropy_loss as entropy_loss, logit_variance_loss as logit_variance_loss
 from .in_models.observation import observe as observe, Observation as Observation

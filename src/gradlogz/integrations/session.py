@@ -61,7 +61,7 @@ class Session:
         """Install the monitor; statistics are those of all processes, or of `group`."""
         options: dict[str, Any] = {**self._options, "writer": self._rows.append, "on_alert": self._alerts.append}
         self._model = model
-        self.end()  # where a run was interrupted
+        self._context.close()  # where a run was interrupted
         self._rows.clear()
         self._alerts.clear()
         self._monitor = self._context.enter_context(monitor(model, **options))
@@ -71,6 +71,8 @@ class Session:
 
     def finish_step(self) -> None:
         """Log a new row, act on new alerts, clip logits."""
+        if self._tau is not None and self._monitor is not None:
+            self._monitor.complete_row()  # logits are clipped in the step in which they were large
         rows, self._rows[:] = list(self._rows), []
         alerts, self._alerts[:] = list(self._alerts), []
         for row in rows:
@@ -97,10 +99,12 @@ class Session:
                 warnings.warn(f"statistics of attention could not be logged: {error!r}", stacklevel=3)
 
     def end(self) -> None:
-        """Remove the monitor."""
-        self._context.close()
+        """Remove the monitor, after the last row is logged."""
         if self._monitor is not None:
-            self._final, self._monitor = self._monitor.state_dict(), None
+            self._final = self._monitor.state_dict()
+            self.finish_step()
+            self._monitor = None
+        self._context.close()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the monitor, for a checkpoint: plain numbers and strings."""

@@ -6,7 +6,8 @@ Read next: session.py.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any, Unpack
 
 from transformers import Trainer, TrainerCallback
@@ -21,7 +22,7 @@ class TrainerMonitor(TrainerCallback):
     """Callback that writes statistics of attention to the logs of a Trainer.
 
     They go where the Trainer's own numbers go: `report_to`, the console and `state.log_history`. Checkpoints contain
-    the state of the monitor.
+    the state of the monitor. The monitor ends with `trainer.train()`, also where that raises.
 
     Args:
         trainer: the Trainer to which the callback is added.
@@ -33,6 +34,19 @@ class TrainerMonitor(TrainerCallback):
     def __init__(self, trainer: Trainer, **options: Unpack[MonitorOptions]) -> None:
         self._session = Session(_TrainerRun(trainer), **options)
         self._trainer = trainer
+        trainer.train = self._ending(trainer.train)
+
+    def _ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Method of the Trainer that removes the monitor at its end: there is no event for a run that raises."""
+
+        @wraps(train)
+        def trained(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return train(*args, **kwargs)
+            finally:
+                self._session.end()
+
+        return trained
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._session.load_state_dict(state.stateful_callbacks.get(STATE, {}))

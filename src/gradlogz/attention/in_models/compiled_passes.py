@@ -27,9 +27,9 @@ from ...kernels.attention.scoring import Scoring, Sight
 from ..functional import with_sinks
 from ..result import Attention
 from .collections_of_results import not_collected
-from .head_summaries import LayerSums, sums_of
+from .head_summaries import AttentionCall, LayerSums, sums_of
 from .hooks import Hook, in_backward
-from .intercepted_calls import Call, Logits, call_from_operator
+from .intercepted_calls import Call, call_from_operator
 
 # A layer whose statistics are this much nearer to those of another one has been mistaken for it.
 NEARER = 0.1
@@ -93,7 +93,7 @@ class CompiledPasses:
         else:
             self._model._compiled_call_impl = self._compiled
 
-    def add_call(self, name: str, call: Call | Logits, *, crosses: bool, by_attend: bool, sums: LayerSums) -> None:
+    def add_call(self, name: str, call: AttentionCall, *, crosses: bool, by_attend: bool, sums: LayerSums) -> None:
         """Add a call of the eager pass, and end the pass if it is the last one."""
         sizes, sinks = None, None
         if by_attend and isinstance(call, Call) and call.requested == "scalar" and call.query.ndim == 4:

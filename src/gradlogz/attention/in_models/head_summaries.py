@@ -37,14 +37,15 @@ class HeadSums:
         rows = (1, 3)
         if selected is None:
             self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
-            self.least, self.greatest, wide = values.amin(rows), values.amax(rows), values.double()
+            self.least, self.greatest = values.amin(rows), values.amax(rows)
         else:
             selected = selected.expand(values.shape[1:])
             self.count = selected.sum((0, 2), dtype=torch.float64)
             self.least = values.masked_fill(~selected, torch.inf).amin(rows)
             self.greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
-            wide = values.masked_fill(~selected, 0.0).double()
-        self.sum, self.square = wide.sum(rows), wide.square().sum(rows)
+            values = values.masked_fill(~selected, 0.0)
+        self.sum = values.sum(rows, dtype=torch.float64)
+        self.square = torch.linalg.vector_norm(values, dim=rows, dtype=torch.float64).square()
 
     def add(self, other: "HeadSums") -> None:
         """Add the sums of another pass."""
@@ -122,15 +123,35 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
     return LayerSums(HeadSums(values, selected), HeadSums(tokens, visible.any(-2).unsqueeze(1)))
 
 
-def heads_of(layers: dict[str, LayerSums], kinds: dict[str, str]) -> dict[str, Heads]:
-    """Means and extremes of every layer, copied to the CPU in one transfer."""
-    parts = [part for layer in layers.values() for part in layer.parts()]
-    tables = [torch.cat(part.packed()) for part in parts]
-    numbers = torch.cat([table.flatten() for table in tables]).cpu()
-    for part, table in zip(parts, numbers.split([table.numel() for table in tables]), strict=True):
-        s, h = part.shape
-        part.unpack(*table.reshape(-1, h).split((1 + 2 * s, 2 * s)))
-    return {name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in layers.items()}
+class Transfer:
+    """Sums of all layers on their way to the CPU, in one copy; a GPU makes it while the training goes on."""
+
+    def __init__(self, layers: dict[str, LayerSums]) -> None:
+        self._layers = layers
+        self._parts = [part for layer in layers.values() for part in layer.parts()]
+        tables = [table for part in self._parts for table in part.packed()]
+        self._sizes = [table.numel() for table in tables]
+        numbers = torch.cat([table.flatten() for table in tables])
+        self._copied: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._numbers = numbers.cpu()
+
+    def heads(self, kinds: dict[str, str]) -> dict[str, Heads]:
+        """Means and extremes of every layer; waits for the copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tables = iter(self._numbers.split(self._sizes))
+        for part in self._parts:
+            h = part.shape[1]
+            part.unpack(*(next(tables).reshape(-1, h) for _ in range(2)))
+        return {
+            name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in self._layers.items()
+        }
 
 
 def _heads(layer: LayerSums, kind: str) -> Heads:

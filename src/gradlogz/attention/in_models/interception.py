@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +63,12 @@ class InterceptedCall(NamedTuple):
 
 
 class Receiver(ABC):
-    """Receiver of the intercepted calls."""
+    """Receiver of the intercepted calls.
+
+    `functions` are intercepted besides those of all receivers, each converted to a call by the function beside it.
+    """
+
+    functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 
     @abstractmethod
     def begin(self) -> bool:
@@ -175,7 +180,7 @@ class Interception:
         if not running.stack:
             running.missed, running.caller = [], _caller()
             if in_backward() or self.receiver.begin():
-                running.mode = _AttentionMode()
+                running.mode = _AttentionMode(self.receiver.functions)
                 running.mode.__enter__()
             elif not _is_torch_layer(module):
                 self._unhook_torch_layers()  # this pass is not intercepted: keep the fused operator
@@ -348,7 +353,11 @@ def _intercept(module: nn.Module | None, convert: Callable[[], InterceptedCall],
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Torch function mode that intercepts attention while a model runs."""
+    """Torch function mode that intercepts attention while a model runs, by `attend` and functions like it."""
+
+    def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._converters = {attend: call_from_attend, **functions}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -357,10 +366,9 @@ class _AttentionMode(TorchFunctionMode):
         run = partial(func, *args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             return _intercept(None, lambda: InterceptedCall(call_from_sdpa(*args, **kwargs), _output), run)
-        if func is attend:
-            return _intercept(
-                None, lambda: InterceptedCall(call_from_attend(*args, **kwargs), _itself, by_attend=True), run
-            )
+        if func in self._converters:
+            convert = self._converters[func]
+            return _intercept(None, lambda: InterceptedCall(convert(*args, **kwargs), _itself, by_attend=True), run)
         if func in SOFTMAX and _is_attention_softmax(*args, **kwargs):
             return _intercept(
                 None,

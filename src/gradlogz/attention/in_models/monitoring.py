@@ -15,7 +15,8 @@ Read next: monitor_rows.py (the statistics), alerts.py (the thresholds), interce
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -26,14 +27,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError
 from ..result import Attention
+from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
-from .head_summaries import LayerSums, heads_of, merged, sums_of
-from .intercepted_calls import Call
+from .head_summaries import LayerSums, Transfer, merged, sums_of
+from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
 from .monitor_rows import Alert, MonitorRow
+from .process_check import await_processes
+from .ring_calls import call_from_ring
 from .writers import RowWriter
+
+
+class _UnreadRow(NamedTuple):
+    """A recorded step whose statistics may still be on the GPU."""
+
+    step: int
+    sums: Transfer
+    missed: tuple[str, ...]
 
 
 class Monitor(Receiver):
@@ -41,6 +53,8 @@ class Monitor(Receiver):
 
     `steps` is the number of steps so far; `state_dict` and `load_state_dict` continue it after an interruption.
     """
+
+    functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(
         self,
@@ -67,6 +81,8 @@ class Monitor(Receiver):
         self._called: dict[str, None] = {}
         self._recording = False
         self._row: MonitorRow | None = None
+        self._unread: _UnreadRow | None = None
+        self._delayed = self._device.type == "cuda"
         interception = Interception(self._inner, self, layers=layers)
         self._kinds = {interception.names[id(module)]: kind_of(module) for module in self._inner.modules()}
         self._passes = CompiledPasses(model, self._inner, interception, self._record) if self._compiled else None
@@ -74,20 +90,28 @@ class Monitor(Receiver):
         self._installed = False
 
     def row(self) -> MonitorRow:
-        """Row of the last recorded step."""
+        """Row of the last recorded step; on a GPU this waits for the step."""
+        self.complete_row()
         if self._row is None:
             problem = f"no step with a forward pass has ended so far ({self.steps} steps)"
             remedy = "Without an optimizer of torch, call m.step() at the end of each step."
             raise InputRuntimeError("monitor.row", None, problem, remedy)
         return self._row
 
+    def complete_row(self) -> None:
+        """Wait for the statistics of the last recorded step, if they are on their way; report and write its row."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._write(unread)
+
     def step(self) -> None:
         """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
+        self._refuse_capture()
         step, sums, self._sums = self.steps, self._sums, {}
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
         self.steps += 1
-        if self._installed and self._strict and self._row is None and not sums:
+        if self._installed and self._strict and self._row is self._unread is None and not sums:
             problem = f"model made no attention call that could be intercepted in step {step}"
             remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
             raise InputRuntimeError("monitor", "model", problem, remedy)
@@ -95,11 +119,15 @@ class Monitor(Receiver):
             self._install()
         else:
             self._uninstall()
-        if sums:  # last, since a function for alerts may raise
-            self._write(step, sums)
+        unread, self._unread = self._unread, _UnreadRow(step, Transfer(sums), self._missed) if sums else None
+        if unread is not None:  # last, since a function for alerts may raise
+            self._write(unread)
+        if not self._delayed:
+            self.complete_row()
 
     def state_dict(self) -> dict[str, Any]:
         """Number of steps and history of the alerts, for a checkpoint of the training: plain numbers and strings."""
+        self.complete_row()
         return {"steps": self.steps, "alerts": self._history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,6 +151,7 @@ class Monitor(Receiver):
         """Record the statistics; return the result if the model computes by `attend` itself, else let it compute."""
         if not self._recording or again:
             return None
+        self._refuse_capture()
         if _in_vmap():
             problem = f"model must run outside torch.vmap, but {layer} runs inside it"
             remedy = "Remove the monitor, or pass the batch to the model directly."
@@ -130,7 +159,7 @@ class Monitor(Receiver):
         name = numbered(layer, self._called)
         self._called[name] = None
         call, result = intercepted.call, None
-        if intercepted.by_attend and isinstance(call, Call) and call.shows_its_statistics():
+        if intercepted.by_attend and not isinstance(call, Logits) and call.shows_its_statistics():
             result = call.attend()
         with torch.no_grad():
             sums = sums_of(call, crosses=intercepted.crosses, result=result)
@@ -138,6 +167,13 @@ class Monitor(Receiver):
         if self._passes is not None:
             self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
         return result
+
+    def _refuse_capture(self) -> None:
+        """Raise while a CUDA graph is captured by hand: its replays run no hook, so that nothing would be recorded."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            problem = "model must run outside the capture of a CUDA graph, whose replays cannot be recorded"
+            remedy = 'Capture the step before the monitor begins, or use torch.compile(mode="reduce-overhead") instead.'
+            raise InputNotImplementedError("monitor", "model", problem, remedy)
 
     def _record(self, name: str, sums: LayerSums) -> None:
         if name in self._sums:
@@ -181,10 +217,10 @@ class Monitor(Receiver):
         if optimizer is leader:
             self.step()
 
-    def _write(self, step: int, sums: dict[str, LayerSums]) -> None:
-        layers = heads_of(sums, self._kinds)
-        alerts = self._history.alerts(step, layers)
-        self._row = MonitorRow(step, layers, alerts, self._missed)
+    def _write(self, unread: "_UnreadRow") -> None:
+        layers = unread.sums.heads(self._kinds)
+        alerts = self._history.alerts(unread.step, layers)
+        self._row = MonitorRow(unread.step, layers, alerts, unread.missed)
         self._history.report(alerts)
         if self._writer is not None:
             self._writer.write(self._row)
@@ -209,10 +245,14 @@ def monitor(
     steps of the optimizer (accumulated gradients) are one row. Recomputed checkpoints are counted once. Rows of padding
     are left out where a mask identifies them. Passes without gradients (evaluation) are not recorded.
 
+    On a GPU the training does not wait for the statistics: the row of a step is written, and its alerts are reported,
+    at the end of the next step, or earlier by `m.row()`.
+
     Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
     they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
     recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
-    attention layer; random state and buffers are restored.
+    attention layer; random state and buffers are restored. CUDA graphs of torch.compile run no reader either, and get
+    such eager passes; a step that is captured by hand is refused.
 
     Args:
         every: record the steps 0, every, 2 every, ...
@@ -221,7 +261,8 @@ def monitor(
         thresholds: thresholds of the alerts.
         on_alert: function called with each new `Alert`, once for each kind and layer; by default a warning is issued,
             at most one for each kind and step.
-        group: process group over which rows are joined; each of its processes must monitor the model. By default that
+        group: process group over which rows are joined; each of its processes must monitor the model, and one that does
+            not begin within five minutes is an error. By default that
             of a DistributedDataParallel or FSDP model, else all processes if torch.distributed is initialised. With
             tensor parallelism it must be named: the processes with the same heads. "local": each process has its own
             rows.
@@ -249,6 +290,8 @@ def monitor(
             raise InputValueError("monitor", "group", problem, remedy)
     elif group == "local":
         group = None
+    if group is not None:
+        await_processes("monitor", group)
     m = Monitor(
         model, every=every, writer=writer, thresholds=thresholds, on_alert=on_alert, group=group, layers=layers,
         strict=strict,
@@ -257,6 +300,7 @@ def monitor(
     m._install()
     try:
         yield m
+        m.complete_row()
     finally:
         hook.remove()
         m._uninstall()

@@ -12,6 +12,7 @@ the model's own attention).
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -20,9 +21,11 @@ from torch import nn
 from ..._errors import InputRuntimeError, InputTypeError, InputValueError
 from ..._typing import Tensor
 from ..result import Attention
+from ..ring import ring_attend
 from .block_numbers import block_numbers
 from .checkpointed_results import refusing_gradients
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
+from .ring_calls import call_from_ring
 from .uncompiled import uncompiled
 
 
@@ -35,6 +38,8 @@ class Observation(Mapping[str, Attention], Receiver):
     The statistics are those of `attend`, [b, h, m]. The output is None for a layer that calls softmax and multiplies
     by the values itself.
     """
+
+    functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(self, statistics: str, strict: bool, trained: set[str]) -> None:
         self.passes: list[dict[str, Attention]] = []

@@ -23,7 +23,7 @@ from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_tokens, join, split
+from .heads import check_sizes, check_tokens, join, split, statistics_of_forward
 
 
 class Gated(NamedTuple):
@@ -103,7 +103,8 @@ class GatedHeads(nn.Module):
             gates: fixed gates instead of r, [h] or [*b, h, m]; torch.full((h,), 1 / h) is ordinary attention.
             attn_mask: as in `attend`: bool, True = attend, or added to the logits; broadcasts against [*b, h, m, n].
         """
-        return self.attend(query, key, gates=gates, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
+        statistics = statistics_of_forward()
+        return self.attend(query, key, gates=gates, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)[0]
 
     def attend(
         self,

@@ -5,6 +5,8 @@
 Read next: multihead.py, the standard layer; the others differ from it in the measure of a head.
 """
 
+from typing import Literal
+
 import torch
 
 from ..._errors import InputValueError, shape_of
@@ -24,6 +26,11 @@ def join(per_head: Float[Tensor, "*b h n d"]) -> Float[Tensor, "*b n hd"]:
 def wide(tensor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Convert to float32, or keep float64."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def statistics_of_forward() -> Literal["none", "scalar"]:
+    """Statistics of the forward pass of a layer: in training scalars, which `monitor` reads from that pass."""
+    return "scalar" if torch.is_grad_enabled() else "none"
 
 
 def check_sizes(call: str, embed_dim: int, num_heads: int) -> None:

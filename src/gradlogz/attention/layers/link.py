@@ -29,7 +29,7 @@ from ..._typing import Bool, Float, Tensor
 from ...special.bessel import radial
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_tokens, join, split
+from .heads import check_sizes, check_tokens, join, split, statistics_of_forward
 
 Family = Literal["gaussian", "poisson", "gamma", "spins", "one_hot", "sphere"]
 NEWTON_STEPS = 4  # from the guess of [banerjee05], within a few percent; three steps leave an error of 1e-10
@@ -108,7 +108,8 @@ class LinkAttention(nn.Module):
             key: tokens of the keys and values, in the domain or not; by default those of the queries.
             attn_mask: as in `attend`: bool, True = attend, or added to the logits; broadcasts against [*b, h, m, n].
         """
-        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
+        statistics = statistics_of_forward()
+        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)[0]
 
     def attend(
         self,

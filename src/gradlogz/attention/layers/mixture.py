@@ -23,7 +23,7 @@ from ..._typing import Bool, Float, Tensor
 from ...measures.mixture import GaussianMessages
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_statistics, check_tokens, join, split
+from .heads import check_sizes, check_statistics, check_tokens, join, split, statistics_of_forward
 
 
 class MixtureAttention(nn.Module):
@@ -101,7 +101,8 @@ class MixtureAttention(nn.Module):
             attn_mask: as in `attend`: bool, True = attend, or added to the logits (log weights of the mixture);
                 broadcasts against [*b, h, m, n].
         """
-        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
+        statistics = statistics_of_forward()
+        return self.attend(query, key, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)[0]
 
     def attend(
         self,

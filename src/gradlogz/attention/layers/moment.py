@@ -30,7 +30,7 @@ from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_statistics, check_tokens, join, split, wide
+from .heads import check_sizes, check_statistics, check_tokens, join, split, statistics_of_forward, wide
 
 
 class MeanAndCovariance(NamedTuple):
@@ -112,7 +112,8 @@ class MomentAttention(nn.Module):
             attn_mask: as in `attend`: bool, True = attend, or added to the logits, as log weights log w_n of the
                 tokens; broadcasts against [*b, h, m, n].
         """
-        return self.attend(mean, covariance, memory, attn_mask=attn_mask, is_causal=is_causal, statistics="none")[0]
+        statistics = statistics_of_forward()
+        return self.attend(mean, covariance, memory, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)[0]
 
     def attend(
         self,

@@ -19,7 +19,7 @@ from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, join, split
+from .heads import check_sizes, join, split, statistics_of_forward
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -119,8 +119,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal: attn_mask, if there is one, is the causal mask.
         """
         if not need_weights:
+            statistics = statistics_of_forward()
             output, _ = self.attend(
-                query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, statistics="none"
+                query, key, value, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics
             )
             return output, None
         q, k, v = self._project(query, key, value)

@@ -1,7 +1,7 @@
 """Attention by blocks of queries in plain torch: any dtype, any device, linear memory.
 
     forward      the statistics of a block of rows, in place on one buffer of logits
-    backward     ds = p (dp + c0 + y (c1 + c2 y)),  dp = <grad_output, v>,  y = s - E
+    backward     ds = p (dp + c0 + y (c1 + c2 y)),  dp = <grad_output, v>,  y = s - E, with p and E of the same rows
                  c0 = gG - <grad_output, output> - gV V,   c1 = 2 gV - gH,   c2 = gV
 
 Read next: derivatives.py, derivatives beyond the first.
@@ -111,16 +111,21 @@ def backward(
     for piece in pieces:
         q, k, v, local_sight = piece.rows(query), piece.keys(key), piece.keys(value), piece.restrict(sight)
         visible_keys, heads = piece.visible(local_sight, scoring, query.device), k.shape[1]
+        if not piece.block.keys:
+            continue
         s, slope = _logits(q, k, _cut(local_sight.bias, piece.block), visible_keys, scoring, buffers)
+        # Not exp(s - G), since the rounding of a large G is larger than a weight can bear.
+        curved = row.c1 is not None and row.c2 is not None
+        _, p, total = _masses(s, curved or sight.bias is not None or visible_keys is not None, buffers)
+        p.div_(total)
         go, factors = piece.rows(grad_output), piece.dropout_factors(dropout, query.dtype)
         ds = (grouped(go, heads) @ v.mT).view(s.shape)
         if factors is not None:
             ds.mul_(factors)
         ds.add_(piece.rows(row.c0).unsqueeze(-1))
         if row.c1 is not None and row.c2 is not None:
-            y = (s - piece.rows(row.mean_logit).unsqueeze(-1)).clamp_(min=FAR_BELOW)
+            y = s.sub_((p * s).sum(-1, keepdim=True))
             ds.addcmul_(y, piece.rows(row.c1).unsqueeze(-1) + piece.rows(row.c2).unsqueeze(-1) * y)
-        p = s.sub_(piece.rows(row.log_normalizer).unsqueeze(-1)).exp_()
         ds.mul_(p)
         if grad_bias is not None:
             slot = cut(piece.shared(grad_bias), piece.block)
@@ -307,6 +312,17 @@ def _logits(
     return s, slope
 
 
+def _masses(s: Tensor, hidden_keys: bool, buffers: _Buffers) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest logit t, masses exp(s - t) and their sum; s becomes s - t, finite in spite of `hidden_keys`."""
+    top = s.amax(-1, keepdim=True)
+    dead = top == -torch.inf
+    s.sub_(top.masked_fill(dead, 0.0))
+    if hidden_keys:
+        s.clamp_(min=FAR_BELOW)
+    masses = buffers.exp(s)
+    return top, masses, masses.sum(-1, keepdim=True).masked_fill_(dead, 1.0)
+
+
 def _rows(
     q: Tensor,
     k: Tensor,
@@ -324,13 +340,7 @@ def _rows(
     s, _ = _logits(q, k, bias, visible_keys, scoring, buffers)
     if s.shape[-1] == 0:
         return statistics(s, v)
-    top = s.amax(-1, keepdim=True)
-    dead = top == -torch.inf
-    s.sub_(top.masked_fill(dead, 0.0))
-    if bias is not None or visible_keys is not None:
-        s.clamp_(min=FAR_BELOW)
-    p = buffers.exp(s)
-    total = p.sum(-1, keepdim=True).masked_fill_(dead, 1.0)
+    top, p, total = _masses(s, bias is not None or visible_keys is not None, buffers)
     used = p if factors is None else p * factors
     output = (grouped(used, k.shape[1]) @ v).view(*q.shape[:-1], v.shape[-1]).div_(total)
     mean_below = p.mul_(s).sum(-1, keepdim=True).div_(total)

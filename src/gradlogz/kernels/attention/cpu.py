@@ -44,6 +44,7 @@ FEW = 6  # number of queries up to which one task per row is faster than queries
 EVERYWHERE = 1 << 40  # an unlimited band
 NO_PROFILER = nullcontext()
 WORTH_A_THREAD = 1 << 21  # multiplications, about 50 microseconds
+LARGE = 256.0  # log normaliser up to which its rounding changes the weights exp(s - G) by less than 2e-5
 
 # --------------------------------------------------------------------------------------------------------- threads
 HEADER = 5  # numbers before a problem: next task, next thread, workspace, its bytes per thread, address of two floats
@@ -167,17 +168,26 @@ def forward(
     by_rows: bool | None = None,
 ) -> Statistics:
     """Statistics of every row, float32; by rows, which is faster for few queries, or with the logits of `backward`."""
+    output, rows = _forward(
+        query, key, value, sight, scoring, by_rows=query.shape[2] <= FEW if by_rows is None else by_rows
+    )
+    return Statistics(output, *rows.unbind(0)[:4])
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring, *, by_rows: bool
+) -> tuple[Tensor, Tensor]:
+    """Output, and rows [5, b, h, m]: G, entropy, variance, largest logit, and G above the largest logit."""
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
     (b, h, m, _), value_shape = query.shape, value.shape
-    output, rows = query.new_empty(b, h, m, value_shape[3]), query.new_empty(4, b, h, m)
+    output, rows = query.new_empty(b, h, m, value_shape[3]), query.new_empty(5, b, h, m)
     bias, mask, segments = sight
     sight_layouts = None if bias is None and mask is None and segments is None else tuple(map(_layout, sight))
     layouts = (query.shape, query.stride()), (key.shape, key.stride()), (value_shape, value.stride())
-    by_rows = m <= FEW if by_rows is None else by_rows
     plan = _forward_plan(layouts, sight_layouts, scoring, torch.get_num_threads(), by_rows)
     with _profiled("gradlogz::attention on a CPU"):
         run(attend_worker(), plan, (query, key, value, bias, mask, segments, output), rows)
-    return Statistics(output, *rows.unbind(0))
+    return output, rows
 
 
 @lru_cache(maxsize=1024)
@@ -220,12 +230,18 @@ def backward(
     """Gradients of query, key, value and bias; rows without mass must have a log normaliser of +inf."""
     (b, h, m, d), (_, hk, n, v) = query.shape, value.shape
     query, key, value, sight = _usable(query), _usable(key), _usable(value), _usable_sight(sight)
-    grad_output = _usable(grad_output)
     curved = c1 is not None or c2 is not None
-    rows = [log_normalizer, c0]
-    if curved:
-        zeros = torch.zeros_like(c0)
-        rows += [mean_logit, zeros if c1 is None else c1, zeros if c2 is None else c2]
+    c1, c2 = (torch.zeros_like(c0) if c is None else c for c in (c1, c2))
+    if (log_normalizer.abs() > LARGE).logical_and_(log_normalizer != torch.inf).any():
+        # G and E are rounded to more than a weight can bear. About the largest logit t they are the small numbers log z
+        # and e: p = exp(s - t) / z, and y = s - t - e. Gradients are linear in p / z and in powers of s - t.
+        _, (_, entropy, _, top, log_z) = _forward(query, key, value[..., :1], sight, scoring, by_rows=False)
+        e, over_z = log_z - entropy, torch.exp(-log_z)
+        c0, c1, c2 = (c0 - e * (c1 - e * c2)) * over_z, (c1 - 2 * e * c2) * over_z, c2 * over_z
+        grad_output = grad_output * over_z.unsqueeze(-1)
+        log_normalizer = mean_logit = top.masked_fill(top == -torch.inf, torch.inf)
+    grad_output = _usable(grad_output)
+    rows = [log_normalizer, c0, mean_logit, c1, c2] if curved else [log_normalizer, c0]
     row_coefficients = torch.stack(rows)
 
     padded = -(-n // ROWS) * ROWS

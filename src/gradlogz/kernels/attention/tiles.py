@@ -83,7 +83,9 @@ class AttentionProblem(NamedTuple):
     grad_key: RowAddress
     grad_value: RowAddress
     grad_bias: RowAddress
-    rows: int  # address of float32 [., b, h, m]: forward G, H, V, maximum; backward G, c0 and E, c1, c2 where curved
+    rows: (
+        int  # address of float32 [., b, h, m]: forward G, H, V, top, G - top; backward G, c0 and E, c1, c2 where curved
+    )
     b: int
     h: int
     key_heads: int
@@ -365,13 +367,14 @@ def conclude(problem: AttentionProblem, b: int, h: int, first_row: int, x: int, 
     log_mass, inverse = numpy.log(z), numpy.float32(1.0) / z
     G, H, V = top + log_mass, log_mass - e * inverse * LOG2, centred * inverse * (LOG2 * LOG2)
     if z == 0.0:
-        top, inverse, G, H, V = -numpy.inf, 0.0, -numpy.inf, 0.0, 0.0
+        top, inverse, G, H, V, log_mass = -numpy.inf, 0.0, -numpy.inf, 0.0, 0.0, 0.0
     if numpy.isnan(z):
         top = z
     put(to, x, G)
     put(to, size + x, 0.0 if H < 0.0 else H)
     put(to, 2 * size + x, 0.0 if V < 0.0 else V)
     put(to, 3 * size + x, top)
+    put(to, 4 * size + x, log_mass)
     return inverse
 
 
