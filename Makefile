@@ -5,6 +5,7 @@
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
+#   make probe-calibration    error rates and power of the probe, on 600 small models (half an hour)
 #   make lint        format, lint, types, import contracts, import graph, plain words
 #   make docs        the documentation, in site/
 #
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo verify test test-long bench lint docs clean
+.PHONY: demo verify test test-long bench probe-calibration lint docs clean
 
 demo: .venv/.demo
 	$(BIN)/gradlogz probe
@@ -41,6 +42,10 @@ test-long: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py
+
+probe-calibration: .venv/.test
+	$(BIN)/python benchmarks/probe_calibration.py --jobs $(JOBS)
+	$(BIN)/python benchmarks/tables.py
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

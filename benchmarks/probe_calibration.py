@@ -28,8 +28,8 @@ import transformers as tf
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from gradlogz import probe
-from support.planted.matrices import HEADS, VOCABULARY, WIDTH, gpt2, tied
+from gradlogz import probe  # noqa: E402
+from support.planted.matrices import HEADS, VOCABULARY, WIDTH, gpt2, tied  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "probe_calibration.json"
 CLAIMS = "ascent", "tie", "qk_geometry", "gaussian_measure", "expansion", "pair_energy", "entropy", "hopfield"
@@ -93,7 +93,9 @@ def judged(task: tuple[str, str | float, int]) -> tuple[str, dict[str, dict[str,
     claims = {}
     for claim in findings.claims:
         if claim.prediction in CLAIMS:
-            rows = [r.verdict for r in findings.rows if r.prediction == claim.prediction and r.quantity == claim.quantity]
+            rows = [
+                r.verdict for r in findings.rows if r.prediction == claim.prediction and r.quantity == claim.quantity
+            ]
             claims[claim.prediction] = {"model": claim.verdict, "rows": Counter(v for v in rows if v)}
     return f"{kind}: {value}", claims
 
