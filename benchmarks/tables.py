@@ -416,6 +416,43 @@ def contrastive_gpu() -> str:
     return "\n".join(lines)
 
 
+def _rates(counts: dict[str, int]) -> str:
+    """Percentages supported and refuted, of the rows or models that were judged."""
+    judged = sum(number for verdict, number in counts.items() if verdict != "not applicable")
+    if not judged:
+        return "–"
+    return " / ".join(f"{100 * counts.get(verdict, 0) / judged:.0f}" for verdict in ("supported", "refuted"))
+
+
+def probe_errors() -> str:
+    """Percentages of heads or layers of random models that support and that refute a claim, by family."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
+    families = [name for name in table["counts"] if name.startswith("random: ")]
+    lines = ["| claim | " + " | ".join(name.removeprefix("random: ") for name in families) + " | models, all families |"]
+    lines.append("|---" * (len(families) + 2) + "|")
+    for claim in table["claims"]:
+        each = [table["counts"][family][claim] for family in families]
+        models: dict[str, int] = {}
+        for counts in each:
+            models = {name: models.get(name, 0) + counts["models"].get(name, 0) for name in {*models, *counts["models"]}}
+        cells = [_rates(counts["rows"]) for counts in each]
+        lines.append(f"| `{claim}` | " + " | ".join([*cells, _rates(models)]) + " |")
+    return "\n".join(lines)
+
+
+def probe_power() -> str:
+    """Percentages of heads or layers of planted models that support and that refute a claim, by strength."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
+    settings = {float(name.removeprefix("planted: ")): c for name, c in table["counts"].items() if "planted" in name}
+    strengths = sorted(settings)
+    lines = ["| claim | " + " | ".join(f"{strength:g}" for strength in strengths) + " |"]
+    lines.append("|---" * (len(strengths) + 1) + "|")
+    for claim in ("tie", "ascent", "expansion"):
+        cells = [_rates(settings[strength][claim]["rows"]) for strength in strengths]
+        lines.append(f"| `{claim}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "performance": performance,
     "cpu": cpu,
@@ -432,6 +469,8 @@ TABLES = {
     "findings": findings,
     "probe": probe,
     "probe gpu": probe_gpu,
+    "probe errors": probe_errors,
+    "probe power": probe_power,
     "filters": filters,
     "filters online": filters_online,
     "filters gpu": filters_gpu,

@@ -415,7 +415,7 @@ def p_values(difference: Estimate) -> Float[Tensor, " e"]:
 
     The standard error is the distance to the end of the interval that faces 0, divided by the quantile.
     """
-    value, low, high, freedom = (t.cpu() for t in difference)
+    value, low, high, freedom = (t.cpu() for t in difference[:4])
     arm = torch.where(value > 0, value - low, high - value)
     p = student_p(student_quantile(freedom) * value.abs() / arm, freedom)
     return torch.where(value == 0, 1.0, p)
