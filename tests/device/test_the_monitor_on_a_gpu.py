@@ -131,7 +131,7 @@ def without_waits():
 
 @pytest.mark.parametrize("on_attend", [False, True], ids=["sdpa", "attend"])
 def test_the_host_does_not_wait_in_a_recorded_pass(on_attend):
-    """Neither forward nor backward waits for the device; the end of the step does, to copy the row."""
+    """Neither forward nor backward waits for the device; the row is copied while the next step runs."""
     model, (ids,) = made(on_attend), batches(1)
 
     def run():
