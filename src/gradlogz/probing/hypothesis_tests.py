@@ -232,14 +232,14 @@ def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
 def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[Measured]:
     """Null values from matched random models: mean and 95 % prediction band of one more draw.
 
-        mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      over the m draws with a value for this layer and head
+        mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      over the m draws with a finite value for this layer and head
 
     The band includes the variance over draws of the weights and over samples of windows. Fewer than two draws have no
     band.
     """
     values: dict[tuple[str, int | None, str], list[float]] = defaultdict(list)
     for m in chain.from_iterable(baseline.matched if baseline is not None else ()):
-        if m.quantity in quantities and not math.isnan(m.value):
+        if m.quantity in quantities and math.isfinite(m.value):
             values[m.layer, m.head, m.quantity].append(m.value)
     return [
         Measured(*place, *_prediction_band(each), freedom=len(each) - 1.0)
