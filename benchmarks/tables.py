@@ -428,13 +428,17 @@ def probe_errors() -> str:
     """Percentages of heads or layers of random models that support and that refute a claim, by family."""
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
     families = [name for name in table["counts"] if name.startswith("random: ")]
-    lines = ["| claim | " + " | ".join(name.removeprefix("random: ") for name in families) + " | models, all families |"]
+    lines = [
+        "| claim | " + " | ".join(name.removeprefix("random: ") for name in families) + " | models, all families |"
+    ]
     lines.append("|---" * (len(families) + 2) + "|")
     for claim in table["claims"]:
         each = [table["counts"][family][claim] for family in families]
         models: dict[str, int] = {}
         for counts in each:
-            models = {name: models.get(name, 0) + counts["models"].get(name, 0) for name in {*models, *counts["models"]}}
+            models = {
+                name: models.get(name, 0) + counts["models"].get(name, 0) for name in {*models, *counts["models"]}
+            }
         cells = [_rates(counts["rows"]) for counts in each]
         lines.append(f"| `{claim}` | " + " | ".join([*cells, _rates(models)]) + " |")
     return "\n".join(lines)

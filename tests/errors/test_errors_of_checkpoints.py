@@ -99,6 +99,7 @@ ERRORS = [
     (ValueError, "probe: model", "step5", twice),
     (ValueError, "probe: model", "step7", lambda: checkpoints_of([f"{model().parent}@step7"])),
     (ValueError, "probe: --text", "once", lambda: probe.command(model=["a", "b"], text="-")),
+    (ValueError, "probe: --text", "again", lambda: probe.command(model=["minilm"], text="-", intervene="all")),
     (ValueError, "probe: --intervene", "several", lambda: probe.command(model=["a", "b"], intervene="all")),
     (ValueError, "weights_hash: checkpoint", "damaged", damaged),
     (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),

@@ -61,6 +61,8 @@ ERRORS = [
         "last_hidden_state",
         lambda: intervene(Pooled(), words(), TEXTS, tokens=20, interventions=["gradient"]),
     ),
+    (ValueError, "batches: length", "500", lambda: intervene(Pooled(), words(), TEXTS, length=500)),
+    (ValueError, "intervene: texts", "two tokens", lambda: intervene(Pooled(), words(), [("one", "1")])),
     (ValueError, "interventions_from_json: text", "JSONDecodeError", lambda: interventions_from_json("{")),
     (ValueError, "interventions_from_json: text", "KeyError", lambda: interventions_from_json("{}")),
 ]

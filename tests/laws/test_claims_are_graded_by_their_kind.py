@@ -9,6 +9,7 @@ import torch
 from gradlogz.probing import run_probe
 from gradlogz.probing.hypothesis_tests import (
     Bounds,
+    beyond_the_null,
     conclude,
     describe,
     judge,
@@ -163,3 +164,17 @@ def test_the_interval_of_a_median_is_that_of_its_values_if_they_move_together():
     assert median_interval(exact) == (2.0, 2.0)
     assert all(map(math.isnan, median_interval([Measured("a", 0, "x", 1.0, 0.0, 2.0)])))
     assert all(map(math.isnan, median_interval([])))
+
+
+def test_the_end_of_an_interval_that_faces_the_null_counts():
+    near, far = (
+        row(0.0, *ends, null=1.0, null_low=0.9, null_high=1.1, freedom=30.0) for ends in ((-10, 0.1), (-0.1, 10))
+    )
+    assert judge_against_null([near], "x")[0].verdict == "refuted"
+    assert judge_against_null([far], "x")[0].verdict == "inconclusive"
+
+
+def test_without_a_null_nothing_is_supported_or_refuted():
+    assert beyond_the_null(row(1.0, 0.9, 1.1), 0.05) == (math.inf, -math.inf)
+    known = row(1.0, 0.9, 1.1, null=0.0, null_low=-0.1, null_high=0.2)
+    assert beyond_the_null(known, 0.05) == (0.2, -0.1)

@@ -226,3 +226,12 @@ def test_shards_add_to_one_pass():
     assert one.keys() == two.keys()
     for key, m in one.items():
         np.testing.assert_allclose(m[3:7], two[key][3:7], rtol=1e-9, atol=1e-10)
+
+
+def test_rows_without_a_number_have_none():
+    """A NaN is no place of the table of expectations; other rows are not affected."""
+    n, variance = torch.tensor([64.0, 64.0]), torch.tensor([1.0, math.nan])
+    one, both = gaussian_row(n[:1], variance[:1], 64), gaussian_row(n, variance, 64)
+    for alone, beside in zip(one, both, strict=True):
+        assert torch.equal(alone[0], beside[0])
+        assert beside[1].isnan()

@@ -374,6 +374,9 @@ def test_directions_do_not_depend_on_batches_and_no_later_token_is_used():
 def test_the_loss_is_that_of_the_model(make, kind):
     model, batch, tokenizer = make(), batch_of(), words()
     assert kind_of(model, tokenizer, batch) == kind
+    ids = batch.inputs["input_ids"].clone()
+    ids[:, :16][:, -1] = ids[:, 0]  # causality is tested by another last token, also if it equals the first
+    assert kind_of(model, tokenizer, batch._replace(inputs={**batch.inputs, "input_ids": ids})) == kind
     task = task_of(kind, batch, tokenizer)
     result = model(**task.inputs)
     if kind == "next token":

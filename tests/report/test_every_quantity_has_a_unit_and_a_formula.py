@@ -10,10 +10,10 @@ from support.invented_findings import DECLARATIONS
 from support.planted.matrices import VOCABULARY, gpt2, tied
 
 TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
-# Of models with a logit of their own for no key, and of those that fill in masked words.
+# Of models with a logit of their own for no key, and of those that satisfy the conditions of a theorem.
 ELSEWHERE = {
     ("entropy", "learned sink"),
-    ("dropped_covariance", "correlation with pseudo-loss"),
+    ("pair_energy", "change by reversed attention"),
 }
 ROTARY = (", over distances", "share without rotation")
 

@@ -86,8 +86,9 @@ def runs_of(
 
     same = settings.hashes()
     first: dict[str, CheckpointRun] = {}  # by the hash of the weights
+    one_series = len({checkpoint.series for checkpoint in checkpoints}) == 1
     for checkpoint in checkpoints:
-        folder = root / checkpoint.part
+        folder = root / (checkpoint.part if one_series else checkpoint.label)
         with console.status(f"Hashing {checkpoint.label}"):
             located = locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed)
             facts = {"weights_sha256": weights_hash(located), **same}

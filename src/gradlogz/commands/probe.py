@@ -226,6 +226,9 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
+    if outputs.intervene is not None and settings.text == STANDARD_INPUT:
+        problem = "standard input can be read only once, but interventions read the text again"
+        raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     check_place(place)
     hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
     run, loaded, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})

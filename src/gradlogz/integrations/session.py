@@ -100,11 +100,13 @@ class Session:
 
     def end(self) -> None:
         """Remove the monitor, after the last row is logged."""
-        if self._monitor is not None:
-            self._final = self._monitor.state_dict()
-            self.finish_step()
+        try:
+            if self._monitor is not None:
+                self._final = self._monitor.state_dict()
+                self.finish_step()
+        finally:  # an action may raise
             self._monitor = None
-        self._context.close()
+            self._context.close()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the monitor, for a checkpoint: plain numbers and strings."""

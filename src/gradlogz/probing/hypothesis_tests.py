@@ -97,14 +97,14 @@ def judge_against_null(findings: Sequence[Finding], quantity: str, *, small: boo
     which are draws of the null themselves are rarely supported or refuted. Rows without a null value are inconclusive.
     """
     rows = [f for f in findings if f.quantity == quantity]
-    value, low, null, high, null_freedom = (
+    value, low, high, null, null_high, null_freedom = (
         torch.tensor([getattr(f, name) for f in rows], dtype=torch.float64)
-        for name in ("value", "low", "null", "null_high", "null_freedom")
+        for name in ("value", "low", "high", "null", "null_high", "null_freedom")
     )
     freedom = _freedom(rows)
     null_freedom = null_freedom.nan_to_num(math.inf)  # bands of normal distributions
-    variance = ((value - low) / student_quantile(freedom)).square()
-    null_variance = ((high - null) / student_quantile(null_freedom)).square()
+    variance = (_arm(value, low, high, null) / student_quantile(freedom)).square()
+    null_variance = ((null_high - null) / student_quantile(null_freedom)).square()
     total = variance + null_variance
     welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
     p = student_p((value - null) / total.sqrt(), welch)
@@ -261,15 +261,27 @@ def band(expected: float, deviation: float) -> tuple[float, float, float]:
 
 def outside(findings: Sequence[Finding]) -> list[bool]:
     """Findings whose values differ from their null values, by a two-sided test at FDR 5 %."""
-    value, low, null, high = (
+    value, low, high, null, null_high = (
         torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
-        for name in ("value", "low", "null", "null_high")
+        for name in ("value", "low", "high", "null", "null_high")
     )
     freedom = _freedom(findings)
-    deviation = (value - low) / student_quantile(freedom)
-    z = (value - null) / (deviation.square() + ((high - null) / NORMAL).square()).sqrt()
+    deviation = _arm(value, low, high, null) / student_quantile(freedom)
+    z = (value - null) / (deviation.square() + ((null_high - null) / NORMAL).square()).sqrt()
     rejected: list[bool] = benjamini_hochberg(student_p(z, freedom)).tolist()
     return rejected
+
+
+def _arm(value: Tensor, low: Tensor, high: Tensor, bound: Tensor) -> Tensor:
+    """Distance of a value to the end of its confidence interval that faces a bound."""
+    return torch.where(value > bound, value - low, high - value)
+
+
+def beyond_the_null(finding: Finding, least: float) -> Bounds:
+    """Bounds beyond ±least and beyond the band of the null; without a null nothing is supported or refuted."""
+    if math.isnan(finding.null_low) or math.isnan(finding.null_high):
+        return Bounds(math.inf, -math.inf)
+    return Bounds(max(least, finding.null_high), min(-least, finding.null_low))
 
 
 def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float) -> Tensor:

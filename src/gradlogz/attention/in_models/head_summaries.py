@@ -137,7 +137,7 @@ class Transfer:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(numbers.device))
         else:
             self._numbers = numbers.cpu()
 

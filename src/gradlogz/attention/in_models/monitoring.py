@@ -297,8 +297,8 @@ def monitor(
         strict=strict,
     )  # fmt: skip
     hook = register_optimizer_step_post_hook(m._stepped)
-    m._install()
     try:
+        m._install()
         yield m
         m.complete_row()
     finally:

@@ -47,7 +47,7 @@ def kind_of(model: nn.Module, tokenizer: Any, batch: Batch) -> Kind:
         raise InputValueError("intervene", "model", problem, "Pass its encoder or its decoder.")
     ids = batch.inputs["input_ids"][:1, :16]
     changed = ids.clone()
-    changed[:, -1] = ids[:, 0]
+    changed[:, -1] = torch.where(ids[:, -1] == ids[:, 0], (ids[:, 0] == 0).long(), ids[:, 0])  # another token
     with torch.no_grad(), evaluation_mode(model):
         one, other = (model(input_ids=each, **without_cache(model)) for each in (ids, changed))
     logits = getattr(one, "logits", None)

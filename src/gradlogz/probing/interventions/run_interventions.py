@@ -139,7 +139,11 @@ def intervene(
     corpus = _documents(texts)
     padded = min(tokens_of_a_batch(model), max(tokens, 1))
     halves = {fitted: partial(_half, corpus, fitted) for fitted in (True, False)}
+    batches((), tokenizer, tokens=1, length=length)  # raises if the length is not possible
     reading = joined(single_windows(halves[False](), tokenizer, tokens=tokens, length=length, seed=seed), padded)
+    if not reading:
+        problem = "no document of at least two tokens is in the half on which losses are measured"
+        raise InputValueError("intervene", "texts", problem, "Pass more documents.")
     first = placed(reading[0], model)
     architecture = discover(model, first.inputs)
     kind = kind_of(model, tokenizer, first)
@@ -162,7 +166,7 @@ def intervene(
             keys, columns = _losses(plan, placed(batch, model), report)
             added = sums_of(columns, batch.keys.to(columns.device))
             sums = added if sums is None else sums.merge(added)
-    assert sums is not None  # a text without rows is refused when it is read
+    assert sums is not None  # there is at least one batch
     names = {row for batch in reading for row in batch.names}
     loss = bootstrap(mean, sums)
     facts = {

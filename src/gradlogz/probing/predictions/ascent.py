@@ -14,7 +14,7 @@ import torch
 
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured, median_detail, random_band
+from ..hypothesis_tests import NOTHING_MEASURED, beyond_the_null, conclude, judge, measured, median_detail, random_band
 from ..inside.events import Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
@@ -197,7 +197,7 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every layer by the excess of its gain."""
-    judged = judge(findings, EXCESS, lambda f: Bounds(max(LEAST, f.null_high), min(-LEAST, f.null_low)))
+    judged = judge(findings, EXCESS, lambda f: beyond_the_null(f, LEAST))
     details = [median_detail(key, judged, key) for key in (GAIN, ORDINARY, RADIAL)]
     rows = [f for f in judged if f.quantity == EXCESS]
     equivalent = sum(-LEAST < f.low and f.high < LEAST for f in rows)

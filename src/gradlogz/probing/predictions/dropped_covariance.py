@@ -20,7 +20,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, conclude, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, beyond_the_null, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
@@ -170,7 +170,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     of_model = [f for f in findings if not f.layer and f.quantity == PARTIAL]
 
     def bounds(f: Finding) -> Bounds:
-        return Bounds(LEAST if math.isnan(f.null_high) else max(LEAST, f.null_high), LEAST)
+        return Bounds(beyond_the_null(f, LEAST).supports, LEAST)
 
     ruled = judge(of_model, PARTIAL, bounds)
     rest = [f for f in findings if f not in of_model]

@@ -19,8 +19,8 @@ from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
-    Bounds,
     absent,
+    beyond_the_null,
     conclude,
     judge,
     measured,
@@ -234,7 +234,7 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every attention sublayer by its expansion."""
-    findings = judge(findings, EXPANSION, lambda f: Bounds(max(LEAST, f.null_high), min(-LEAST, f.null_low)))
+    findings = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
     rows = [f for f in findings if f.quantity == EXPANSION and f.tokens]
     equivalent = Detail("equivalent", count=sum(-LEAST < f.low and f.high < LEAST for f in rows), total=len(rows))

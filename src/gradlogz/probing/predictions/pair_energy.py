@@ -24,6 +24,7 @@ from ..hypothesis_tests import (
     NOTHING_MEASURED,
     Bounds,
     absent,
+    beyond_the_null,
     bootstrapped,
     conclude,
     judge,
@@ -284,7 +285,8 @@ def verdict(findings: list[Finding]) -> Judgement:
     reversed_ = {(f.layer, f.call): f.high for f in findings if f.quantity == REVERSED}
 
     def bounds(f: Finding) -> Bounds:
-        return Bounds(max(LEAST, f.null_high, reversed_.get((f.layer, f.call), LEAST)), min(-LEAST, f.null_low))
+        bounds = beyond_the_null(f, LEAST)
+        return bounds._replace(supports=max(bounds.supports, reversed_.get((f.layer, f.call), LEAST)))
 
     judgement = conclude(judge(findings, JUDGED, bounds), JUDGED)
     conditions = [median_detail(key, findings, key) for key in (HEADS, POSITIVE, TIE, VISIBLE)]

@@ -16,7 +16,7 @@ import torch
 
 from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, outside
+from ..hypothesis_tests import NOTHING_MEASURED, absent, band, beyond_the_null, conclude, judge, measured, outside
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall
 from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..inside.reprojection import at_tokens, call_on
@@ -243,7 +243,7 @@ def null(
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head as aligned, opposed or neither; count unrelated heads and those outside the rotation null."""
-    findings = judge(findings, WEIGHTED, lambda f: Bounds(max(LEAST, f.null_high), min(-LEAST, f.null_low)))
+    findings = judge(findings, WEIGHTED, lambda f: beyond_the_null(f, LEAST))
     rows = [f for f in findings if f.quantity == WEIGHTED and f.tokens]
     unrelated = sum(-LEAST < f.low and f.high < LEAST for f in rows)
     plain = [f for f in findings if f.quantity == COSINE]

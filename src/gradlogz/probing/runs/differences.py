@@ -29,7 +29,7 @@ from .findings import Findings
 from .records import NAN, Finding, Summary
 from .replicates import place_of
 
-UNJUDGED = ("", "not applicable", "failed")
+UNJUDGED = ("", "not applicable")
 
 
 class Difference(NamedTuple):

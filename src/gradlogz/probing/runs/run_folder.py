@@ -32,6 +32,7 @@ from .replicates import REPLICATES, read_replicates, write_replicates
 
 FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
+INTERVENTIONS = ("interventions.json", "interventions.csv")  # of the run that is replaced
 
 
 class Run(NamedTuple):
@@ -189,7 +190,7 @@ def _settle(place: Path) -> None:
 def _keep_others(place: Path, part: Path) -> None:
     """Copy the files of other origin in the run folder."""
     for other in place.iterdir() if place.exists() else ():
-        if other.name not in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS):
+        if other.name not in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS, *INTERVENTIONS):
             copy = shutil.copytree if other.is_dir() else shutil.copy2
             copy(other, part / other.name)
 

@@ -49,12 +49,15 @@ def gaussian_row(n: Float[Tensor, "*b"], variance: Float[Tensor, "*b"], longest:
     table, deviations = _grid(octaves, variance.dtype, variance.device)
     size = (n / LEAST).log2().clamp(0, octaves - 0.001)
     s = variance.clamp(min=0.0).sqrt().clamp(DEVIATIONS[0], 0.999 * DEVIATIONS[-1])
+    unknown = size.isnan() | s.isnan()  # NaN is no place of the table
+    size, s = size.masked_fill(unknown, 0.0), s.masked_fill(unknown, DEVIATIONS[0])
     i = size.long()
     j = torch.bucketize(s, deviations, right=True) - 1
     x = (size - i).unsqueeze(-1)
     y = ((s - deviations[j]) / (deviations[j + 1] - deviations[j])).unsqueeze(-1)
     columns = (1 - x) * ((1 - y) * table[i, j] + y * table[i, j + 1])
     columns = columns + x * ((1 - y) * table[i + 1, j] + y * table[i + 1, j + 1])
+    columns = columns.masked_fill(unknown.unsqueeze(-1), torch.nan)
     along, short, across, normalizer, missed = columns.unbind(-1)
     return GaussianRow(along, short, across.exp(), normalizer, missed)
 
