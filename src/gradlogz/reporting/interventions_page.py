@@ -17,6 +17,7 @@ from .. import __version__
 from .._errors import InputValueError
 from ..page import Axis, Column, Figure, Heat, Page, Part, Points, Section, Table, Text, VerdictBanner, View, Views
 from ..probing.interventions.records import Comparison, Effect, Interventions, interventions_from_json
+from ..probing.runs.run_folder import INTERVENTIONS
 from .citations import cited, keys_in
 from .findings_figures import Labels
 from .formatting import digits, finite, interval, known, model_sentence
@@ -30,7 +31,7 @@ from .interventions_wording import (
     unit_of,
 )
 
-FILE, TABLE = "interventions.json", "interventions.csv"  # in the folder of a run
+FILE, TABLE = INTERVENTIONS  # in the folder of a run
 SHOWN = 12  # rows of the table before it is expanded
 METHODS = (
     "Each intervention replaces one tensor in a pass of the model: the update of an attention or feed-forward "

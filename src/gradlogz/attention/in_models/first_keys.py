@@ -31,26 +31,6 @@ def uniform_weight(
     device: torch.device,
 ) -> Float[Tensor, "#b 1 m"]:
     """Weight of every row on its first key if all keys that it sees had equal weights; `rows` are (m, n)."""
-    if segments is position is visible is None:
-        return _uniform_weight_of_a_band(rows, band, device)
-    return _uniform_weight(rows, band, segments, position, visible, device)
-
-
-@lru_cache(maxsize=16)  # the same for all layers and steps of most models
-def _uniform_weight_of_a_band(
-    rows: tuple[int, int], band: tuple[int | None, int | None], device: torch.device
-) -> Float[Tensor, "1 1 m"]:
-    return _uniform_weight(rows, band, None, None, None, device)
-
-
-def _uniform_weight(
-    rows: tuple[int, int],
-    band: tuple[int | None, int | None],
-    segments: Int[Tensor, "b n"] | None,
-    position: Int[Tensor, "b #m"] | None,
-    visible: Tensor | None,
-    device: torch.device,
-) -> Float[Tensor, "#b 1 m"]:
     (m, n), (left, right) = rows, band
     at = torch.arange(n - m, n, device=device).unsqueeze(0)
     first = torch.zeros_like(at) if position is None else position.expand(-1, m)
@@ -66,6 +46,14 @@ def _uniform_weight(
     if visible is not None:
         count = torch.minimum(count, visible.sum(-1))
     return torch.where(begin == first, 1.0 / count.clamp(min=1).double(), 0.0).unsqueeze(1)
+
+
+@lru_cache(maxsize=16)  # the same for all layers and steps of most models
+def uniform_weight_of_a_band(
+    rows: tuple[int, int], band: tuple[int | None, int | None], device: torch.device
+) -> Float[Tensor, "1 1 m"]:
+    """Return the uniform weight without segments, positions or masks."""
+    return uniform_weight(rows, band, None, None, None, device)
 
 
 def learned_weight(sinks: Tensor | None, log_normalizer: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:

@@ -21,7 +21,14 @@ from ...kernels.attention.scoring import Scoring, Sight
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .first_keys import SinkWeights, first_of_segments, learned_weight, uniform_weight, weight_on_key
+from .first_keys import (
+    SinkWeights,
+    first_of_segments,
+    learned_weight,
+    uniform_weight,
+    uniform_weight_of_a_band,
+    weight_on_key,
+)
 from .hidden_keys import hidden, visible_by_logits, visible_by_masks
 
 # Name of the attention implementation of transformers that calls `attend`.
@@ -91,7 +98,10 @@ class Call(NamedTuple):
         elif visible is not None:
             position = _first(visible)
         band = masks.band(bool(options.get("is_causal")), options.get("window"))
-        uniform = uniform_weight((m, n), band, packed, position, visible, q.device)
+        if packed is position is visible is None:
+            uniform = uniform_weight_of_a_band((m, n), band, q.device)
+        else:
+            uniform = uniform_weight((m, n), band, packed, position, visible, q.device)
         first = weight_on_key(q, k, G, position, options)
         return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
 

@@ -32,7 +32,7 @@ from .replicates import REPLICATES, read_replicates, write_replicates
 
 FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
-INTERVENTIONS = ("interventions.json", "interventions.csv")  # of the run that is replaced
+INTERVENTIONS: tuple[str, str] = ("interventions.json", "interventions.csv")  # those of a replaced run are not kept
 
 
 class Run(NamedTuple):
