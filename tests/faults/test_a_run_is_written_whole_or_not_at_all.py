@@ -143,8 +143,10 @@ def test_a_new_run_replaces_the_old_one_and_keeps_what_others_put_there(tmp_path
     place = write_run(tmp_path / "run", run_of(1))
     (place / "report.html").write_text("<p>")
     (place / "figures").mkdir()
+    (place / "interventions.json").write_text("{}")  # effects on the model of the old run
     write_run(place, run_of(2))
     assert same(read_run(place), run_of(2))
+    assert not (place / "interventions.json").exists()
     assert (place / "report.html").read_text() == "<p>"
     assert (place / "figures").is_dir()
 

@@ -372,6 +372,24 @@ def test_a_run_that_raises_leaves_no_monitor(run, tmp_path):
     assert not _global_optimizer_post_hooks
 
 
+def test_an_alert_of_the_last_row_may_raise():
+    """On a GPU the last row is written when the run ends; `_delayed` stands for one here."""
+
+    def fail(alert, training):
+        raise ArithmeticError("planted")
+
+    def run():
+        with LoopMonitor(model, every=1, thresholds=Thresholds(logit=0.0), actions=[fail]) as m:
+            m._session._monitor._delayed = True
+            train(model, batches(1))
+
+    model = GPT()
+    with pytest.raises(ArithmeticError, match="planted"), pytest.warns(UserWarning, match="logit explosion"):
+        run()
+    assert not interception._interceptions
+    assert not _global_optimizer_post_hooks
+
+
 def test_a_checkpoint_is_saved_once_in_a_step():
     saved, model = [], GPT()
     always = Thresholds(logit=0.0)
