@@ -1,4 +1,4 @@
-"""Autocast disabled: as a context for a few lines, as a decorator for a function.
+"""Computation in full precision: autocast disabled, as a context or a decorator, and tensors in float32 at least.
 
 A covariance is a difference of products, which loses all its digits in half precision.
 """
@@ -31,3 +31,8 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
             return function(*arguments, **options)
 
     return wrapped
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Convert to float32, or keep float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

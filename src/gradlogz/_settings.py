@@ -3,6 +3,8 @@
 Read next: simulation/settings.py, tracking/settings.py.
 """
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -15,13 +17,15 @@ def changed(settings: S, **options: Any) -> S:
 
 
 def flags(settings: S, base: S) -> list[str]:
-    """Return the command-line options that turn `base` into `settings`: "--beta 2", "--causal", "--no-residual"."""
+    """Return the command-line options that turn `base` into `settings`: "--beta 2", "--causal", "--column x=east"."""
     words = []
     for field in fields(settings):  # type: ignore[arg-type]
         value, name = getattr(settings, field.name), field.name.replace("_", "-")
         if value == getattr(base, field.name):
             continue
-        if isinstance(value, bool):
+        if isinstance(value, Mapping):
+            words += [f"--{name.removesuffix('s')} {shlex.quote(f'{key}={each}')}" for key, each in value.items()]
+        elif isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
             words.append(f"--{name} {_shortest(value)}")
@@ -29,5 +33,7 @@ def flags(settings: S, base: S) -> list[str]:
 
 
 def _shortest(value: Any) -> str:
-    """Return the shortest text that parses to the same number: 2 for 2.0, all digits where needed."""
+    """Return the shortest text that parses to the same number: 2 for 2.0, all digits where needed; tuples as 1,2."""
+    if isinstance(value, tuple):
+        return ",".join(map(_shortest, value))
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else f"{value}"

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from gradlogz import GatedHeads, LinkAttention, MixtureAttention, MomentAttention, MultiheadAttention
+from gradlogz.attention import CosineAttention, LinearAttention, SigmoidAttention, linear_attend, sigmoid_attend
 from support.error_form import each_of, refused
 
 multihead = MultiheadAttention(8, 2, batch_first=True)
@@ -72,6 +73,37 @@ ERRORS = [
         "attn_mask",
         lambda: multihead.attend(x, y, y, is_causal=True),
     ),
+    # linear, sigmoid and cosine attention
+    (TypeError, "linear_attend: value", "dtype", lambda: linear_attend(x, x, x.double())),
+    (TypeError, "sigmoid_attend: key", "tokens", lambda: sigmoid_attend(x, x[0, 0], x)),
+    (ValueError, "linear_attend: key", "[*b,", lambda: linear_attend(x, x[..., :7], x)),
+    (ValueError, "sigmoid_attend: key", "[*b,", lambda: sigmoid_attend(x, x[:2], x)),
+    (ValueError, "sigmoid_attend: value", "token", lambda: sigmoid_attend(x, x, y)),
+    (ValueError, "linear_attend: feature_map", "identity", lambda: linear_attend(x, x, x, feature_map="cosine")),
+    (
+        TypeError,
+        "linear_attend: attn_mask",
+        "bool",
+        lambda: linear_attend(x, x, x, attn_mask=torch.zeros(5, 5)),
+    ),
+    (ValueError, "linear_attend: scale", "positive", lambda: linear_attend(x, x, x, scale=-1.0)),
+    (
+        ValueError,
+        "linear_attend: state",
+        "memory",
+        lambda: linear_attend(x, x, x[..., :3], state=linear_attend(x, x, x).state),
+    ),
+    (ValueError, "linear_attend: statistics", "scalar", lambda: linear_attend(x, x, x, statistics="moments")),
+    (
+        ValueError,
+        "linear_attend: state",
+        "mass",
+        lambda: linear_attend(x, x, x, state=linear_attend(x, x, x, feature_map="identity").state),
+    ),
+    (ValueError, "sigmoid_attend: statistics", "scalar", lambda: sigmoid_attend(x, x, x, statistics="moments")),
+    (ValueError, "LinearAttention: embed_dim", "num_heads", lambda: LinearAttention(8, 3)),
+    (ValueError, "SigmoidAttention: key", "embed_dim", lambda: SigmoidAttention(8, 2)(x, x[0, 0])),
+    (ValueError, "CosineAttention: beta", "largest", lambda: CosineAttention(8, 2, beta=200.0)),
     # moments
     (
         ValueError,

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlogz import AttentionFilter, Empirical, Gaussian, Prior, Series, SwitchingModel, imm
-from gradlogz.filters import Slots, attentive_imm, linear_link
+from gradlogz import AttentionFilter, Empirical, Gaussian, Prior, SwitchingModel, imm
+from gradlogz.filters import Slots, linear_link
 from support.scales import close
-from support.switching_oracles import beginning, chain, observed, positive, system
+from support.switching_oracles import positive
 
 F64 = torch.float64
 
@@ -29,14 +29,15 @@ def by_enumeration(slots, eta, value, noise, log_psi, scale=1.0):
     n, d = mu.shape
     S = np.zeros((n, d, d)) if S is None else S.numpy()
     pi = np.full(n, 1 / n) if slots.log_probability is None else slots.log_probability.exp().numpy()
-    W, Q, queries = value.numpy(), noise.numpy(), eta.numpy()
+    m, e = len(eta), value.shape[-1]
+    maps, noises, queries = value.expand(m, d, e).numpy(), noise.expand(m, e, e).numpy(), eta.numpy()
     joint = np.array(
         [[pi[i] * math.exp(log_psi[j] + scale * mu[i] @ q) for j, q in enumerate(queries)] for i in range(n)]
     )
     joint /= joint.sum()
     means, covariances = [], []
     for j in range(len(queries)):
-        w = joint[:, j] / joint[:, j].sum()
+        w, W, Q = joint[:, j] / joint[:, j].sum(), maps[j], noises[j]
         mean = sum(w[i] * mu[i] @ W for i in range(n))
         second = sum(w[i] * (W.T @ S[i] @ W + Q + np.outer(mu[i] @ W, mu[i] @ W)) for i in range(n))
         means.append(mean)
@@ -46,10 +47,11 @@ def by_enumeration(slots, eta, value, noise, log_psi, scale=1.0):
 
 @pytest.mark.parametrize("weights", ["one", "normalizer"])
 @pytest.mark.parametrize("spread", [True, False])
-def test_a_step_is_the_collapse_of_the_pairwise_model(weights, spread):
+@pytest.mark.parametrize("maps", [(), (4,)], ids=["one map", "a map for each slot"])
+def test_a_step_is_the_collapse_of_the_pairwise_model(weights, spread, maps):
     torch.manual_seed(0)
     slots, eta = message(spread=spread), torch.randn(4, 3, dtype=F64)
-    value, noise = torch.randn(3, 2, dtype=F64), positive(2)
+    value, noise = torch.randn(*maps, 3, 2, dtype=F64), positive(*maps, 2)
     chosen = AttentionFilter(value=value, noise=noise, scale=0.7, message="covariance", weights=weights)
     sent = chosen.step(slots, eta)
     h = Empirical(slots.mean, slots.log_probability)
@@ -86,12 +88,13 @@ def test_the_dropped_covariance_is_the_fisher_information():
     close(AttentionFilter().dropped(Slots(keys), eta), hessian, 10.0)
 
 
-def test_attention_is_imm_without_observations():
-    """The same slots as modes of a switching system: one map for all modes, nothing observed."""
+@pytest.mark.parametrize("maps", [(), (4,)], ids=["one map", "a map for each slot"])
+def test_attention_is_imm_without_observations(maps):
+    """The same slots as modes of a switching system, nothing observed; mode j may have its own map W_j."""
     torch.manual_seed(3)
     n, d = 4, 3
     slots, eta = message(n, d), torch.randn(n, d, dtype=F64)
-    value, noise = torch.randn(d, d, dtype=F64), positive(d)
+    value, noise = torch.randn(*maps, d, d, dtype=F64), positive(*maps, d)
     attention = AttentionFilter(value=value, noise=noise, message="covariance")
     sent, coupling = attention.step(slots, eta), attention.chain(slots, eta)
     model = SwitchingModel(
@@ -106,6 +109,18 @@ def test_attention_is_imm_without_observations():
     close(found.mode_mean[0], sent.slots.mean, 10.0)
     close(found.mode_covariance[0], sent.slots.covariance, 100.0)
     close(found.log_mode_probability[0], sent.slots.log_probability, 10.0)
+
+
+def test_a_map_for_each_slot_moves_the_mean_of_its_mixture():
+    """Means alone, in a batch: slot j has the mean (sum_i A_ij mu_i) W_j; equal maps are one map.   [theory E55]"""
+    torch.manual_seed(12)
+    x, eta, W = torch.randn(2, 5, 3, dtype=F64), torch.randn(2, 4, 3, dtype=F64), torch.randn(4, 3, 6, dtype=F64)
+    sent = AttentionFilter(value=W).step(Slots(x), eta).slots.mean
+    A = (eta @ x.mT).softmax(-1)
+    by_slot = [torch.stack([A[b, j] @ x[b] @ W[j] for j in range(4)]) for b in range(2)]
+    close(sent, torch.stack(by_slot), 10.0)
+    alike = AttentionFilter(value=W[:1].expand(4, 3, 6)).step(Slots(x), eta).slots.mean
+    close(alike, AttentionFilter(value=W[0]).step(Slots(x), eta).slots.mean, 10.0)
 
 
 def test_slots_with_covariances_may_couple_through_their_state():
@@ -169,75 +184,6 @@ def test_steps_have_derivatives():
     arguments = tuple(torch.randn(*s, dtype=F64, requires_grad=True) for s in shapes)
     for weights in ("one", "normalizer", "sinkhorn"):
         assert torch.autograd.gradcheck(lambda *a, w=weights: run(*a, w), arguments)
-
-
-# The chain that attends to the state ----------------------------------------------------------------------------------
-
-
-def test_without_a_pull_it_is_imm():
-    torch.manual_seed(8)
-    model, start = system(3, 2, 2, transition=chain(3)), beginning(3, 2)
-    y = observed(model, 9, 4)
-    y[0, 3] = torch.nan
-    mask, lengths = torch.rand(4, 9) < 0.8, torch.tensor([9, 5, 9, 7])
-    ours = attentive_imm(model, Series(y, mask=mask, lengths=lengths), start, eta=torch.zeros(3, 2, dtype=F64))
-    theirs = imm(model, Series(y, mask=mask, lengths=lengths), start)
-    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
-        assert bool((a.isnan() == b.isnan()).all()), name
-        close(a.nan_to_num(), b.nan_to_num(), 1 + b.nan_to_num(neginf=0.0).abs().max(), tolerance=1e-11)
-
-
-def test_its_chain_is_a_softmax_of_the_means():
-    """One step by hand: T_ij ∝ T_ij exp<mu_i, eta_j>."""
-    torch.manual_seed(9)
-    model, start = system(3, 2, 2, transition=chain(3)), beginning(3, 2)
-    eta = torch.randn(3, 2, dtype=F64)
-    y = observed(model, 1)
-    T = model.transition * (start.mean @ eta.mT).exp()
-    T = T / T.sum(-1, keepdim=True)
-    by_hand = SwitchingModel(T, model.F, model.Q, model.H, model.R, model.b, model.d)
-    ours, theirs = attentive_imm(model, y, start, eta=eta), imm(by_hand, y, start)
-    close(ours.log_mode_probability, theirs.log_mode_probability, 10.0)
-    close(ours.log_likelihood, theirs.log_likelihood, 10.0)
-    close(ours.mean, theirs.mean, 10.0)
-
-
-def walls(n, t, pull, rng):
-    """Targets that go right or left and turn round the sooner the further out they are; most of the time unseen."""
-    x, mode = rng.normal(size=n), rng.integers(0, 2, size=n)
-    states, seen = [], []
-    base = np.array([[0.9, 0.1], [0.1, 0.9]])
-    for step in range(t):
-        logits = np.log(base[mode]) + x[:, None] * np.array([-pull, pull])
-        right = 1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))
-        mode = np.where(rng.random(n) < right, 0, 1)
-        x = x + np.where(mode == 0, 1.0, -1.0) + 0.1 * rng.normal(size=n)
-        states.append(x)
-        seen.append(x + 0.5 * rng.normal(size=n) if step % 4 == 0 else np.full(n, np.nan))
-    return np.stack(states, 1), np.stack(seen, 1)
-
-
-def test_it_beats_imm_where_modes_depend_on_the_state():
-    """200 targets between soft walls, one observation in four: log likelihood and error of the position."""
-    pull = 0.6
-    truth, seen = walls(200, 60, pull, np.random.default_rng(0))
-    one = torch.ones(2, 1, 1, dtype=F64)
-    model = SwitchingModel(
-        transition=torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=F64),
-        F=one,
-        Q=0.01 * one,
-        H=one,
-        R=0.25 * one,
-        b=torch.tensor([[1.0], [-1.0]], dtype=F64),
-    )
-    start = Prior(torch.zeros(1, dtype=F64), torch.ones(1, 1, dtype=F64))
-    y = torch.tensor(seen, dtype=F64).unsqueeze(-1)
-    attended = attentive_imm(model, y, start, eta=torch.tensor([[-pull], [pull]], dtype=F64))
-    plain = imm(model, y, start)
-    gained = attended.log_likelihood - plain.log_likelihood
-    assert float(gained.mean() - 4 * gained.std() / math.sqrt(200)) > 0
-    error = [(f.mean.squeeze(-1) - torch.tensor(truth)).square().mean().sqrt() for f in (attended, plain)]
-    assert float(error[0]) < 0.8 * float(error[1])
 
 
 # The linear link ------------------------------------------------------------------------------------------------------

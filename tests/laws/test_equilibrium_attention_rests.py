@@ -12,7 +12,7 @@ from gradlogz.dynamics import EquilibriumAttention, jacobian_penalty
 from support.scales import close
 
 F64 = torch.float64
-CONTRACTIONS = ["layer_norm", "rms_norm", "sphere", "resolvent"]
+CONTRACTIONS = ["layer_norm", "rms_norm", "sphere", "shrinkage"]
 KINDS = [{"contraction": name} for name in CONTRACTIONS] + [
     {"moving": True},
     {"method": "newton"},
@@ -52,7 +52,7 @@ def by_hand(layer, s, context=None, hidden=None):
         y = x + through("in_proj", s) + layer.tau * att
         if layer.contraction == "layer_norm":
             return nn.functional.layer_norm(y, (6,), eps=0.0)
-        if layer.contraction == "resolvent":
+        if layer.contraction == "shrinkage":
             return y / (1 + layer.tau)
         return y / y.norm(dim=-1, keepdim=True) * (6**0.5 if layer.contraction == "rms_norm" else 1.0)
 

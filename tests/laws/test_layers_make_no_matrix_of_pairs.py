@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradlogz as gz
+from gradlogz.attention import CosineAttention, LinearAttention, SigmoidAttention
 
 TOKENS, SIZE, HEADS = 4096, 32, 2
 LAYERS = {
@@ -15,6 +16,9 @@ LAYERS = {
     "mixture": (lambda: gz.MixtureAttention(SIZE, HEADS), lambda layer, x: layer(x)),
     "gated": (lambda: gz.GatedHeads(SIZE, HEADS), lambda layer, x: layer(x)),
     "link": (lambda: gz.LinkAttention(SIZE, HEADS, family="spins"), lambda layer, x: layer(x.tanh())),
+    "linear": (lambda: LinearAttention(SIZE, HEADS), lambda layer, x: layer(x, is_causal=True)),
+    "sigmoid": (lambda: SigmoidAttention(SIZE, HEADS), lambda layer, x: layer(x, is_causal=True)),
+    "cosine": (lambda: CosineAttention(SIZE, HEADS), lambda layer, x: layer(x)),
 }
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import gradlogz as gz
+from gradlogz import attention as at
 
 EMBED_DIM, HEADS = 8, 2
 
@@ -72,11 +73,30 @@ LAYERS = {
         lambda **o: gz.LinkAttention(EMBED_DIM, HEADS, family="spins", project=False, **o),
         lambda layer, x: layer(torch.tanh(x), is_causal=True),
     ),
+    **{
+        f"linear, {features}": Layer(
+            lambda features=features, **o: at.LinearAttention(EMBED_DIM, HEADS, feature_map=features, **o),
+            lambda layer, x: _with_log_normalizer(*layer.attend(x, is_causal=True)),
+        )
+        for features in ("elu", "identity")
+    },
+    "sigmoid": Layer(
+        lambda **o: at.SigmoidAttention(EMBED_DIM, HEADS, **o),
+        lambda layer, x: _with_entropy(*layer.attend(x, is_causal=True)),
+    ),
+    "cosine": Layer(
+        lambda **o: at.CosineAttention(EMBED_DIM, HEADS, beta=3.0, **o),
+        lambda layer, x: _with_entropy(*layer.attend(x, is_causal=True)),
+    ),
 }
 NAMES = list(LAYERS)
 
 
-def _with_entropy(output: Tensor, heads: gz.attention.Attention) -> Tensor:
+def _with_log_normalizer(output: Tensor, heads: at.LinearAttended) -> Tensor:
+    return output + heads.log_normalizer.mean(-2).unsqueeze(-1)
+
+
+def _with_entropy(output: Tensor, heads: at.Attention | at.SigmoidAttended) -> Tensor:
     """Add statistics of the heads to the output, so that gradients pass through them."""
     return output + (heads.entropy + heads.log_normalizer).mean(-2).unsqueeze(-1)
 

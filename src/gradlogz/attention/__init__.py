@@ -9,10 +9,13 @@ monitor     statistics and alerts for every head during training; the model's ow
 register    attn_implementation="gradlogz" for Hugging Face models
 qk_clip     bounded logits, by scaling query and key projections after an optimizer step
 z_loss      penalties on statistics; also entropy_loss and logit_variance_loss
-layers      attention modules: torch's multi-head attention, and attention to other measures
+layers      attention modules: torch's multi-head attention, attention to other measures, and without a softmax
+linear_attend   weights that are products of features; sigmoid_attend: a sigmoid for each key
 """
 
 from .functional import attend as attend
+from .linear import linear_attend as linear_attend, LinearAttended as LinearAttended, LinearState as LinearState
+from .sigmoid import sigmoid_attend as sigmoid_attend, SigmoidAttended as SigmoidAttended
 from .packed import attend_varlen as attend_varlen
 from .ring import ring_attend as ring_attend, ring_positions as ring_positions
 from .result import Attention as Attention
@@ -28,3 +31,6 @@ from .layers.moment import MomentAttention as MomentAttention
 from .layers.mixture import MixtureAttention as MixtureAttention
 from .layers.gated import GatedHeads as GatedHeads
 from .layers.link import LinkAttention as LinkAttention
+from .layers.linear import LinearAttention as LinearAttention
+from .layers.sigmoid import SigmoidAttention as SigmoidAttention
+from .layers.cosine import CosineAttention as CosineAttention

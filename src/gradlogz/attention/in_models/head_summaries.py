@@ -131,7 +131,7 @@ class Transfer:
         self._parts = [part for layer in layers.values() for part in layer.parts()]
         tables = [table for part in self._parts for table in part.packed()]
         self._sizes = [table.numel() for table in tables]
-        numbers = torch.cat([table.flatten() for table in tables])
+        numbers = torch.cat([table.flatten() for table in tables]) if tables else torch.empty(0)
         self._copied: torch.cuda.Event | None = None
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

@@ -6,7 +6,8 @@
     nn.Multihead…     is hooked as a module, since torch computes it in one function
 
 Hooks and patches are installed only while an `Interception` is entered; several may be left in any order.
-An attention layer that ran without an intercepted call is reported to the receiver as missed.
+An attention layer that ran without an intercepted call is offered to the receiver if it is of a kind without softmax,
+and otherwise reported as missed.
 
 Read next: observation.py and monitoring.py, which receive the calls.
 """
@@ -41,6 +42,7 @@ from .intercepted_calls import (
     call_from_sdpa,
     logits_from_softmax,
 )
+from .layer_kinds import kind_without_softmax
 
 # Class names of attention layers.
 LAYERS = r"(?i)attention|attn"
@@ -84,6 +86,10 @@ class Receiver(ABC):
     def unfused(self, layer: str) -> None:  # noqa: B027
         """Handle a layer whose fused operator the hooks disable: results change by rounding. Default: do nothing."""
 
+    def accept_without_softmax(self, layer: str, kind: str) -> bool:
+        """Record a layer of linear or sigmoid attention; return False (the default) to count it as missed."""
+        return False
+
     @abstractmethod
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; `missed` names attention layers, with their classes, that ran without an intercepted call."""
@@ -104,6 +110,8 @@ class Interception:
         self._expected = {
             id(layer) for layer in model.modules() if is_attention(layer, layers) and _has_matrices(layer)
         }
+        kinds = [(layer, kind_without_softmax(layer)) for layer in model.modules()]
+        self._without_softmax = {id(each): kind for each, kind in kinds if kind is not None and _has_matrices(each)}
         self._hooks: list[Any] = []
         self._fused: list[Any] = []  # hooks of layers for which torch has a fused operator, which any hook disables
         self._running = _RunningModules()
@@ -226,9 +234,16 @@ class Interception:
                 call = _call_from_multihead(module, *args, **kwargs)  # type: ignore[arg-type]
                 intercepted = InterceptedCall(call, None, frame.crosses)
                 self.receiver.receive(name, intercepted, again=in_backward())
-        elif id(module) in self._expected and not in_backward():
+        elif in_backward():
+            return
+        elif id(module) in self._without_softmax and self._accepts(name, module):
             self.count_call()  # so that the modules around it are not missed too
+        elif id(module) in self._expected:
+            self.count_call()
             self._running.missed.append(named(name, module))
+
+    def _accepts(self, name: str, module: nn.Module) -> bool:
+        return self.receiver.accept_without_softmax(name, self._without_softmax[id(module)])
 
 
 class _Frame:

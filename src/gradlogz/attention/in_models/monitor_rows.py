@@ -122,8 +122,8 @@ class Alert(NamedTuple):
 class MonitorRow(NamedTuple):
     """Statistics of every layer in one step, in the order of computation, and the alerts.
 
-    `without_softmax` names the attention layers that made no call of softmax attention, such as linear attention; they
-    are an error unless the monitor has strict=False.
+    `without_softmax` names the attention layers that made no call of softmax attention: those of linear and sigmoid
+    attention, and with strict=False also others, which are an error otherwise.
     """
 
     step: int

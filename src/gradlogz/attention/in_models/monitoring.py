@@ -77,6 +77,7 @@ class Monitor(Receiver):
         self._parameters = {id(p) for p in model.parameters()}
         self._optimizer: ref[Optimizer] | None = None
         self._missed: tuple[str, ...] = ()
+        self._without_softmax: dict[str, str] = {}
         self._sums: dict[str, LayerSums] = {}
         self._called: dict[str, None] = {}
         self._recording = False
@@ -111,7 +112,8 @@ class Monitor(Receiver):
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
         self.steps += 1
-        if self._installed and self._strict and not sums and self._row is None and self._unread is None:
+        has_row = bool(sums) or (self._installed and bool(self._without_softmax))
+        if self._installed and self._strict and not has_row and self._row is None and self._unread is None:
             problem = f"model made no attention call that could be intercepted in step {step}"
             remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
             raise InputRuntimeError("monitor", "model", problem, remedy)
@@ -119,7 +121,7 @@ class Monitor(Receiver):
             self._install()
         else:
             self._uninstall()
-        unread, self._unread = self._unread, _UnreadRow(step, Transfer(sums), self._missed) if sums else None
+        unread, self._unread = self._unread, _UnreadRow(step, Transfer(sums), self._missed) if has_row else None
         if unread is not None:  # last, since a function for alerts may raise
             self._write(unread)
         if not self._delayed:
@@ -145,6 +147,7 @@ class Monitor(Receiver):
         """Begin a pass; one without gradients is not recorded, since it is not training."""
         self._recording = torch.is_grad_enabled() or self._compiled
         self._called = {}
+        self._without_softmax = {}
         return self._recording
 
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention | None:
@@ -189,9 +192,15 @@ class Monitor(Receiver):
         remedy = "Call torch.backends.mha.set_fastpath_enabled(False) before the training."
         raise InputRuntimeError("monitor", "model", problem, remedy)
 
+    def accept_without_softmax(self, layer: str, kind: str) -> bool:
+        """Record the kind of a layer of linear or sigmoid attention."""
+        self._without_softmax[layer] = kind
+        return True
+
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
-        self._recording, self._missed = False, tuple(name.partition(" (")[0] for name in missed)  # without classes
+        names = tuple(name.partition(" (")[0] for name in missed)  # without classes
+        self._recording, self._missed = False, (*self._without_softmax, *names)
         if missed and self._strict:
             problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
             remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."

@@ -37,12 +37,16 @@ class Observation(Mapping[str, Attention], Receiver):
 
     The statistics are those of `attend`, [b, h, m]. The output is None for a layer that calls softmax and multiplies
     by the values itself.
+
+    Layers of linear and sigmoid attention have no softmax, and no statistics here: `without_softmax` has the kind of
+    each by name.
     """
 
     functions = MappingProxyType({ring_attend: call_from_ring})
 
     def __init__(self, statistics: str, strict: bool, trained: set[str]) -> None:
         self.passes: list[dict[str, Attention]] = []
+        self.without_softmax: dict[str, str] = {}
         self._statistics, self._strict, self._trained = statistics, strict, trained
         self._differentiable = False
         self._crosses = False
@@ -57,7 +61,8 @@ class Observation(Mapping[str, Attention], Receiver):
         return len(self._last)
 
     def __repr__(self) -> str:
-        return f"Observation({len(self)} layers, {len(self.passes)} passes)"
+        others = f", {len(self.without_softmax)} layers without softmax" if self.without_softmax else ""
+        return f"Observation({len(self)} layers{others}, {len(self.passes)} passes)"
 
     @property
     def _last(self) -> dict[str, Attention]:
@@ -106,6 +111,7 @@ class Observation(Mapping[str, Attention], Receiver):
     def clear(self) -> None:
         """Discard all passes and free their tensors."""
         self.passes.clear()
+        self.without_softmax.clear()
 
     # The receiver of an Interception ---------------------------------------------------------------------------------
 
@@ -123,6 +129,11 @@ class Observation(Mapping[str, Attention], Receiver):
             lost = self._differentiable and not torch.is_grad_enabled() and layer in self._trained
             self._last[numbered(layer, self._last)] = refusing_gradients(result) if lost else result
         return result
+
+    def accept_without_softmax(self, layer: str, kind: str) -> bool:
+        """Record the kind of a layer."""
+        self.without_softmax[layer] = kind
+        return True
 
     def finish(self, missed: tuple[str, ...]) -> None:
         """End a pass; raise if an attention layer was missed."""
@@ -145,7 +156,8 @@ def observe(
     Works with Hugging Face models under any attention implementation, with modules that call torch's
     scaled_dot_product_attention, torch.nn.MultiheadAttention or `attend`, and with layers that call softmax themselves
     (for those only the statistics are computed, from the logits). Outputs equal the model's to rounding; gradients flow
-    through outputs and statistics. The model is unchanged after the context, also after an error.
+    through outputs and statistics. The model is unchanged after the context, also after an error. Layers of linear and
+    sigmoid attention compute as usual, and are named in `Observation.without_softmax`.
 
     Args:
         statistics: as in `attend`.
@@ -176,7 +188,7 @@ def observe(
             yield observation
     finally:
         _observed.discard(id(model))
-    if strict and observation.passes and not any(observation.passes):
+    if strict and observation.passes and not any(observation.passes) and not observation.without_softmax:
         problem = f"model did not compute attention in {len(observation.passes)} passes"
         remedy = "Pass layers= with a pattern of its class names."
         raise InputRuntimeError("observe", "model", problem, remedy)

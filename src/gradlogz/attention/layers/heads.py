@@ -23,11 +23,6 @@ def join(per_head: Float[Tensor, "*b h n d"]) -> Float[Tensor, "*b n hd"]:
     return per_head.transpose(-3, -2).flatten(-2)
 
 
-def wide(tensor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Convert to float32, or keep float64."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def statistics_of_forward() -> Literal["none", "scalar"]:
     """Statistics of the forward pass of a layer: in training scalars, which `monitor` reads from that pass."""
     return "scalar" if torch.is_grad_enabled() else "none"

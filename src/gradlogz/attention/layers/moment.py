@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softplus
 
-from ..._autocast import autocast_disabled
+from ..._autocast import autocast_disabled, wide
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...kernels.attention.scoring import Block, Scoring, visible
@@ -30,7 +30,7 @@ from ...measures.mixture import GaussianMessages, Mixture
 from .. import masks
 from ..functional import attend
 from ..result import Attention
-from .heads import check_sizes, check_statistics, check_tokens, join, split, statistics_of_forward, wide
+from .heads import check_sizes, check_statistics, check_tokens, join, split, statistics_of_forward
 
 
 class MeanAndCovariance(NamedTuple):
