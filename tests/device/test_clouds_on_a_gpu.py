@@ -9,14 +9,14 @@ from gradlogz.dynamics.contraction import NAMES
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 # The others look at the spread of a cloud, to say where there is none.
-WITHOUT_A_QUESTION = ("none", "center", "sphere", "rms_norm", "layer_norm", "resolvent")
+WITHOUT_A_QUESTION = ("none", "center", "sphere", "rms_norm", "layer_norm", "shrinkage")
 
 
 def gaussian(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("contraction", [*NAMES, "resolvent"])
+@pytest.mark.parametrize("contraction", [*NAMES, "shrinkage"])
 def test_a_cloud_moves_as_on_the_cpu(contraction):
     cloud = gaussian(3, 200, 24)
     cloud[1] *= 1e200  # which blows up

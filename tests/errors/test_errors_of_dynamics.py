@@ -2,10 +2,13 @@
 
 import torch
 
-from gradlogz import Ascent, GaussianCloud, equilibrium, evolve, retrieve
+from gradlogz import Ascent, Gaussian, GaussianCloud, equilibrium, evolve, retrieve
 from gradlogz.dynamics import (
     EquilibriumAttention,
+    LayerNorm,
     capacity_constant,
+    centered_simplex_factors,
+    cluster_stability,
     critical_beta,
     hermite_growth,
     hopfield_energy,
@@ -94,10 +97,73 @@ ERRORS = [
         lambda: GaussianCloud(law.mean, torch.eye(3, dtype=F64)).evolve(Ascent()),
     ),
     (
+        ValueError,
+        "evolve: keys",
+        "R^3",
+        lambda: run(ascent=Ascent(keys=Gaussian(*law))),
+    ),
+    (
+        ValueError,
+        "evolve: keys",
+        "causal",
+        lambda: run(x[:, :2], ascent=Ascent(keys=Gaussian(*law), causal=True)),
+    ),
+    (
+        ValueError,
+        "evolve: natural",
+        "value matrix",
+        lambda: run(ascent=Ascent(natural=True, W_v=torch.eye(3, dtype=F64))),
+    ),
+    (ValueError, "evolve: draws", "integer", lambda: run(ascent=Ascent(draws=0))),
+    (
+        ValueError,
+        "evolve: precision",
+        "points",
+        lambda: run(ascent=Ascent(draws=1, precision=torch.bfloat16)),
+    ),
+    (
+        TypeError,
+        "Ascent.inverse_step: keys",
+        "Gaussian",
+        lambda: run(contraction="inverse_step"),
+    ),
+    (
+        ValueError,
+        "InverseStep: matrix",
+        "singular",
+        lambda: run(x[:, :2], ascent=Ascent(tau=-1.0, keys=Gaussian(*law)), contraction="inverse_step"),
+    ),
+    (
+        ValueError,
+        "Ascent.recoloring: B",
+        "heads",
+        lambda: Ascent(keys=Gaussian(*law), B=torch.ones(2, 2, 2, dtype=F64)).recoloring(),
+    ),
+    (
+        ValueError,
+        "Ascent.recoloring: keys",
+        "regular",
+        lambda: Ascent(keys=Gaussian(*law), B=torch.zeros(2, 2, dtype=F64)).recoloring(),
+    ),
+    (
+        ValueError,
+        "LayerNorm.moments: eps",
+        "closed form",
+        lambda: LayerNorm(eps=1e-5).moments(x[0], torch.eye(3, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "LayerNorm: gain",
+        "coordinates",
+        lambda: run(contraction=LayerNorm(torch.ones(2, dtype=F64))),
+    ),
+    (
         TypeError,
         "GaussianCloud: ascent",
-        "keys",
-        lambda: law.evolve(Ascent(keys=torch.zeros(4, 2, dtype=F64))),
+        "dimensions",
+        lambda: GaussianCloud(torch.zeros(5, dtype=F64), torch.eye(5, dtype=F64)).evolve(
+            Ascent(keys=torch.zeros(4, 5, dtype=F64))
+        ),
     ),
     (
         TypeError,
@@ -159,7 +225,7 @@ ERRORS = [
         ValueError,
         "EquilibriumAttention: contraction",
         "layer_norm",
-        lambda: EquilibriumAttention(6, 3, contraction="zca"),
+        lambda: EquilibriumAttention(6, 3, contraction="group_norm"),
     ),
     (ValueError, "EquilibriumAttention: tau", "positive", lambda: EquilibriumAttention(6, 3, tau=0.0)),
     (
@@ -219,6 +285,24 @@ ERRORS = [
         lambda: capacity_constant(beta=1.0, K=1.0, d=1, p=0.1),
     ),
     (ValueError, "critical_beta: n", "positive", lambda: critical_beta(0, 3)),
+    (
+        ValueError,
+        "centered_simplex_factors: dim",
+        "share",
+        lambda: centered_simplex_factors(3, beta=1.0, tau=1.0, share=1.0),
+    ),
+    (
+        ValueError,
+        "cluster_stability: centers",
+        "shapes",
+        lambda: cluster_stability(x, x, beta=1.0, tau=1.0),
+    ),
+    (
+        ValueError,
+        "cluster_stability: centers",
+        "covariance",
+        lambda: cluster_stability(x, x[:, 0], beta=1.0, tau=1.0),
+    ),
 ]
 
 

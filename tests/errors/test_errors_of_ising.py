@@ -3,7 +3,18 @@
 import torch
 
 from gradlogz import Empirical
-from gradlogz.dynamics import Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
+from gradlogz.dynamics import (
+    Ising,
+    boltzmann_machine,
+    contrastive_divergence,
+    exact_gradient,
+    fit_machine,
+    gaussian_machine,
+    hebbian,
+    spin_corners,
+    visible_law,
+    visible_log_likelihood,
+)
 from gradlogz.measures import Gibbs
 from support.error_form import each_of, refused
 
@@ -12,8 +23,32 @@ pair = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64)
 zero = torch.zeros(2, dtype=F64)
 net = Ising(pair, zero)
 point = Empirical(zero.unsqueeze(0))
+machine, spins = boltzmann_machine(pair, zero, zero), 1 + torch.zeros(3, 2, dtype=F64)
 
 ERRORS = [
+    (
+        TypeError,
+        "contrastive_divergence: machine",
+        "hidden",
+        lambda: contrastive_divergence(Gibbs(point, point), spins),
+    ),
+    (ValueError, "contrastive_divergence: data", "[n, d=2]", lambda: contrastive_divergence(machine, spins[:, :1])),
+    (
+        ValueError,
+        "contrastive_divergence: start",
+        "-1",
+        lambda: contrastive_divergence(machine, spins, start=0 * spins),
+    ),
+    (ValueError, "contrastive_divergence: steps", "at least", lambda: contrastive_divergence(machine, spins, steps=0)),
+    (ValueError, "exact_gradient: steps", "hidden", lambda: exact_gradient(gaussian_machine(pair), spins, steps=2)),
+    (ValueError, "visible_log_likelihood: data", "-1", lambda: visible_log_likelihood(machine, 2 * spins)),
+    (ValueError, "fit_machine: updates", "at least", lambda: fit_machine(machine, spins, updates=0)),
+    (
+        ValueError,
+        "fit_machine: updates",
+        "persistent",
+        lambda: fit_machine(machine, spins, updates=1, steps=None, persistent=True),
+    ),
     (
         ValueError,
         "Ising: weights",

@@ -22,6 +22,11 @@ ERRORS = [
         lambda: simulate(torch.zeros(3)),
     ),
     (ValueError, "simulate: beta", "finite", lambda: simulate(beta="x")),
+    (TypeError, "simulate: key_mean", "dict", lambda: simulate(key_mean={})),
+    (TypeError, "simulate: qk_matrix", "list", lambda: simulate(qk_matrix=[[1.0, 2.0], [3.0]])),
+    (TypeError, "simulate: ov_matrix", "shape (1, 2)", lambda: simulate(ov_matrix=torch.ones(1, 2))),
+    (TypeError, "simulate: key_covariance", "bool", lambda: sweep({"tau": [0.1]}, key_covariance=True)),
+    (ValueError, "simulate: key_mean", "nan", lambda: simulate(key_mean=float("nan"))),
     (TypeError, "sweep: grid", "str", lambda: sweep("beta=1:2:3")),
     (
         ValueError,

@@ -85,9 +85,83 @@ def test_expectations_belong_to_the_settings_of_the_preset():
 
 def test_the_command_makes_the_same_again():
     found = simulate("hopfield", seeds=1, steps=3, seed=5, residual=False)
-    expected = "--tokens 300 --beta 4 --contraction resolvent --initial sphere --steps 3 --no-residual --keys 6"
+    expected = "--tokens 300 --beta 4 --contraction shrinkage --initial sphere --steps 3 --no-residual --keys 6"
     assert found.command == f"gradlogz simulate {expected} --seeds 1 --seed 5"
     assert simulate("hopfield", seeds=1).command == "gradlogz simulate hopfield --seeds 1"
+
+
+# Measures of keys, matrices, draws ------------------------------------------------------------------------------------
+
+
+def test_a_measure_of_keys_and_matrices_reach_the_step():
+    text = {
+        "key_mean": "1,-0.5",
+        "key_covariance": "2,0.6/0.6,0.5",
+        "qk_matrix": "1,0.3/-0.2,0.8",
+        "ov_matrix": "0.5,2",
+    }
+    found = simulate(
+        dim=2, tokens=30, seeds=1, beta=0.4, tau=0.3, contraction="none", key_measure="gaussian", steps=1, **text
+    )
+    mu, Sigma = (torch.tensor(t, dtype=torch.float64) for t in ([1.0, -0.5], [[2.0, 0.6], [0.6, 0.5]]))
+    B, W = (torch.tensor(t, dtype=torch.float64) for t in ([[1.0, 0.3], [-0.2, 0.8]], [[0.5, 0.0], [0.0, 2.0]]))
+    x = found.start[0]
+    close(found.trajectory.cloud[0], x + 0.3 * (mu + 0.4 * x @ B @ Sigma) @ W.mT, scale=10.0)
+    assert "mean 1,-0.5" in str(page_of(found).sections[-1].parts[-1])
+    options = "--key-measure gaussian --key-mean 1,-0.5 --key-covariance 2,0.6/0.6,0.5 --qk-matrix 1,0.3/-0.2,0.8"
+    assert f"{options} --ov-matrix 0.5,2" in found.command
+
+
+def test_numbers_and_tensors_are_the_same_as_their_text():
+    options = {"dim": 2, "tokens": 30, "seeds": 1, "steps": 2, "contraction": "none", "key_measure": "gaussian"}
+    names = ("key_mean", "key_covariance", "qk_matrix", "ov_matrix")
+    third = torch.tensor([[1 / 3, 0.0], [0.25, 1.0]], dtype=torch.float64)
+    for text, values in (
+        (("0.5", "2", "1", "0.1"), (0.5, 2.0, 1.0, 0.1)),
+        (("1,-0.5", "2,0.5", "2,3", "qk"), ([1.0, -0.5], (2.0, 0.5), torch.tensor([2, 3]), "qk")),
+        (("0", "2,0.5/0.5,1", f"{1 / 3!r},0/0.25,1", "1e-20"), (0.0, [[2, 0.5], [0.5, 1]], third, 1e-20)),
+    ):
+        expected = simulate(**options, **dict(zip(names, text, strict=True)))
+        found = simulate(**options, **dict(zip(names, values, strict=True)))
+        assert found.settings == expected.settings
+        assert torch.equal(found.trajectory.cloud, expected.trajectory.cloud)
+    phases = sweep({"tau": [0.1, 0.2]}, processes=1, **{**options, "key_mean": 0.5})
+    assert phases.settings.key_mean == "0.5"
+
+
+def test_keys_on_a_sphere_have_the_radius_of_the_tokens():
+    for contraction, radius in (("sphere", 1.0), ("rms_norm", math.sqrt(3))):
+        s = SimulationSettings(dim=3, contraction=contraction, key_measure="sphere", initial="sphere")
+        assert float(ascent_of(s).keys.radius) == pytest.approx(radius)
+    found = simulate(dim=3, key_measure="sphere", contraction="sphere", initial="sphere", tokens=50, seeds=1, steps=20)
+    close(found.trajectory.cloud, found.start, scale=10.0)  # attention is parallel to the query: a fixed point
+
+
+@pytest.mark.parametrize("contraction", ["none", "zca", "scalar", "recoloring", "inverse_step"])
+def test_moments_on_gaussian_keys_are_exact_for_every_cloud(contraction):
+    options = {"key_measure": "gaussian", "key_mean": "0.3,-0.1", "key_covariance": "1,0.2/0.2,0.5"}
+    found = simulate(
+        dim=2, tokens=40, seeds=1, beta=0.4, tau=0.1, initial="exponential", contraction=contraction, steps=8, **options
+    )
+    for name, curve in curves.moments(found).items():
+        assert curve.formula == "exact"
+        assert curve.values == pytest.approx(found.trajectory.observed[name][:, 0].tolist(), rel=1e-9, abs=1e-9)
+
+
+def test_draws_are_those_of_the_seed():
+    options = {"dim": 2, "tokens": 30, "steps": 3, "contraction": "none", "draws": 2, "seeds": 2}
+    one, two, other = (simulate(**options, seed=seed).trajectory.cloud for seed in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.equal(one[1:], other[:1])
+
+
+def test_theory_of_identity_weights_is_silent_about_others():
+    for options in ({"qk_matrix": "0.5"}, {"natural": True}, {"draws": 1}, {"key_measure": "gaussian"}):
+        found = simulate(dim=2, tokens=30, seeds=1, steps=1, **options)
+        assert not found.settings.plain
+        assert curves.growth(found) is None
+        assert curves.weights(found) == {}
+        assert not curves.rising(found)
 
 
 # Theory's curves ------------------------------------------------------------------------------------------------------

@@ -38,6 +38,16 @@ def test_json_on_standard_output_is_json_alone(tmp_path):
     assert json.loads(result.stdout)["preset"] is None
 
 
+def test_theorem_1_runs_with_any_moments_and_matrices(tmp_path):
+    keys = ["--key-measure", "gaussian", "--key-mean", "0.5,2", "--key-covariance", "1,0.4/0.4,3"]
+    matrices = ["--qk-matrix", "1,0.5/0,1", "--contraction", "recoloring", "--initial", "laplace"]
+    result = run(*SMALL, *keys, *matrices, "--out", tmp_path / "p.html", "--json", tmp_path / "p.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert max(map(abs, found["observed"]["displacement"][-1])) < 1e-9
+    assert found["settings"]["key_covariance"] == "1,0.4/0.4,3"
+
+
 def test_presets_are_listed_with_what_is_expected():
     result = run("--list")
     assert result.exit_code == 0
@@ -78,6 +88,19 @@ def test_a_sweep_makes_a_phase_diagram(tmp_path):
         (["--initial", "cauchy"], "no initial distribution"),
         (["--tokens", "5"], "simulate: tokens"),
         (["--beta", "nan"], "simulate: beta"),
+        (["--key-measure", "cauchy"], "no measure of keys"),
+        (["--key-measure", "sphere", "--dim", "1"], "simulate: dim"),
+        (["--key-measure", "gaussian", "--keys", "5"], "simulate: a measure of keys"),
+        (["--key-mean", "1,2"], "simulate: key_mean"),
+        (["--key-covariance", "1,2/3,4", "--dim", "2"], "simulate: key_covariance"),
+        (["--key-covariance=-1"], "simulate: key_covariance"),
+        (["--key-covariance", "2"], "belong to Gaussian keys"),
+        (["--contraction", "inverse_step"], "needs Gaussian keys"),
+        (["--qk-matrix", "1/2"], "simulate: qk_matrix"),
+        (["--ov-matrix", "x"], "simulate: ov_matrix"),
+        (["--ov-matrix", "2", "--heads", "2"], "simulate: heads"),
+        (["--natural", "--draws", "1"], "simulate: a natural-gradient step"),
+        (["--draws=-1"], "simulate: draws"),
         (["--sweep", "gamma=1:2:3"], "sweep: "),
         (["--sweep", "beta=1:2"], "from:to:count"),
         (["--out", "no/such/folder/p.html"], "simulate: --out "),

@@ -8,6 +8,8 @@ mind, which is not of this kind (E17), and calls the key map eta -> Sigma eta a 
 The statements take one renormaliser each; here are all of the package, on random laws, and those that do not serve.
 """
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import layer_norm
 
 import gradlogz as gz
-from gradlogz.dynamics.contraction import BatchNorm, Resolvent, Scalar, Whitening
+from gradlogz.dynamics.contraction import BatchNorm, Scalar, Shrinkage, Whitening
 from support.measure_registry import Source, seeds
 from support.scales import close
 
@@ -144,10 +146,10 @@ def test_the_one_query_that_attention_does_not_move_is_minus_the_mean_of_theorem
 
 
 @given(seed=seeds, tau=taus)
-def test_a_resolvent_of_one_number_undoes_the_step_for_sigma_equal_to_the_identity(seed, tau):
+def test_a_shrinkage_undoes_the_step_for_sigma_equal_to_the_identity(seed, tau):
     tokens = Source(seed).normal(5, 3)
     h = gz.Gaussian(torch.zeros(3).double(), torch.eye(3).double())
-    close(Resolvent(tau)(tokens + tau * h.mean(tokens)), tokens, 1 + tokens.abs().max())
+    close(Shrinkage(tau)(tokens + tau * h.mean(tokens)), tokens, 1 + tokens.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -196,3 +198,69 @@ def test_on_the_sphere_the_uniform_law_takes_its_place(seed, d, tau):
     tokens = r * z / z.norm(dim=-1, keepdim=True)
     y = tokens + tau * gz.Sphere(d, r).mean(tokens)
     close(r * y / y.norm(dim=-1, keepdim=True), tokens)
+
+
+# Through evolve, for any mean, covariance, temperature and matrices ---------------------------------------------------
+
+
+def general(seed, tau, d=3):
+    """An ascent on Gaussian keys with a random B, and tokens of any law."""
+    s, mu, Sigma, _ = setting(seed, d)
+    B = torch.eye(d, dtype=torch.float64) + 0.3 * s.normal(d, d)
+    return s, gz.Ascent(tau=tau, beta=0.7, B=B, keys=gz.Gaussian(mu, Sigma)), B, torch.linalg.cond(Sigma)
+
+
+@given(seed=seeds, tau=taus)
+def test_the_inverse_step_leaves_every_cloud_unchanged(seed, tau):
+    """Also for a value matrix that is not B: the contraction inverts the affine step itself."""
+    s, ascent, _, condition = general(seed, tau)
+    tokens = 3 * s.normal(12, 3)
+    for W in (None, torch.eye(3, dtype=torch.float64) + 0.3 * s.normal(3, 3)):
+        step = dataclasses.replace(ascent, W_v=W)
+        matrix = step.inverse_step().matrix
+        scale = torch.linalg.cond(matrix) * condition * (1 + tokens.abs().max())
+        close(gz.evolve(tokens, step, contraction="inverse_step", steps=5).cloud, tokens, 10 * scale)
+    natural = dataclasses.replace(ascent, natural=True)
+    scale = condition**2 * torch.linalg.cond(ascent.B) ** 4 * (1 + tokens.abs().max())
+    close(gz.evolve(tokens, natural, contraction="inverse_step", steps=5).cloud, tokens, 10 * scale)
+
+
+@given(seed=seeds, tau=taus)
+def test_the_inverse_step_is_the_resolvent_for_a_gradient_step(seed, tau):
+    """(I + tau Sigma)^-1 (x - tau mu), the map of table 4.3."""
+    s, mu, Sigma, _ = setting(seed)
+    x, eye = s.normal(6, 3), torch.eye(3, dtype=torch.float64)
+    expected = torch.linalg.inv(eye + tau * Sigma) @ (x - tau * mu).mT
+    inverse = gz.Ascent(tau=tau, keys=gz.Gaussian(mu, Sigma)).inverse_step()
+    close(inverse(x), expected.mT, torch.linalg.cond(eye + tau * Sigma) * (1 + x.abs().max() + tau * mu.norm()))
+
+
+def test_the_natural_inverse_is_one_scalar_about_minus_the_mean_of_theorem_1():
+    s, mu, Sigma, (m, _) = setting(0)
+    x = s.normal(6, 3)
+    inverse = gz.Ascent(tau=0.5, keys=gz.Gaussian(mu, Sigma), natural=True).inverse_step()
+    close(inverse(x), -m + (x + m) / 1.5, rounding(Sigma, x) * (1 + m.norm()))
+
+
+@given(seed=seeds, tau=taus)
+def test_recoloring_fixes_every_law_with_its_moments_for_any_mean_covariance_and_form(seed, tau):
+    s, ascent, B, condition = general(seed, tau)
+    target = ascent.recoloring()
+    mu, Sigma = ascent.keys.loc, ascent.keys.covariance_matrix
+    scale = condition**2 * torch.linalg.cond(B) ** 4
+    # eta = beta B^T x has the moments of Theorem 1.
+    close(0.7 * target.mean @ B, torch.linalg.solve(Sigma, mu), scale * (1 + mu.norm()))
+    close(0.49 * B.mT @ target.covariance @ B, torch.linalg.inv(Sigma), scale)
+    tokens = cloud(s, target.mean, target.covariance)
+    close(gz.evolve(tokens, ascent, contraction="recoloring", steps=1).cloud, tokens, scale * (1 + tokens.abs().max()))
+
+
+def test_with_another_value_matrix_recoloring_fixes_the_moments_and_turns_the_tokens():
+    s, ascent, B, condition = general(0, 0.5)
+    turned = dataclasses.replace(ascent, W_v=B + 0.5 * s.normal(3, 3))
+    target = turned.recoloring()
+    tokens = cloud(s, target.mean, target.covariance)
+    out = gz.evolve(tokens, turned, contraction="recoloring", steps=1).cloud
+    assert float((out - tokens).norm(dim=-1).median()) > 0.01
+    for ours, theirs in zip(moments(out), (target.mean, target.covariance), strict=True):
+        close(ours, theirs, condition**2 * torch.linalg.cond(B) ** 4 * (1 + tokens.abs().max()))

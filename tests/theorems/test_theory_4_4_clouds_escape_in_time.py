@@ -14,7 +14,7 @@ from scipy.stats import norm
 from gradlogz import Ascent, evolve
 from gradlogz.dynamics import escape_time, hermite_growth
 
-THEORY = ("4.4",)
+STATEMENTS = ("E36, 4.4 growth",)
 
 F64 = torch.float64
 

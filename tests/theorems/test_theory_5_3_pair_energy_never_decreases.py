@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradlogz import Ascent, Empirical, evolve
 
-THEORY = ("5.1", "5.3")
+STATEMENTS = ("5.1", "5.3", "5.4", "5.5")
 
 F64 = torch.float64
 seeds, dims = st.integers(0, 10_000), st.integers(1, 5)

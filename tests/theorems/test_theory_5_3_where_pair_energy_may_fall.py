@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gradlogz import Ascent, Empirical, evolve
 from support.scales import close
 
-THEORY = ("5.3", "5.5")
+STATEMENTS = ("5.3", "5.5")
 
 F64 = torch.float64
 seeds, dims, taus, betas = st.integers(0, 10_000), st.integers(1, 5), st.floats(0.01, 5.0), st.floats(0.05, 3.0)

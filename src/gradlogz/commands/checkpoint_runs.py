@@ -80,19 +80,16 @@ def runs_of(
 
     measure: writes the run of a checkpoint to a folder, with these facts added, and returns it.
     """
-    from ..probing.inside.loading import locate
-    from ..probing.inside.weights_hash import weights_hash
     from ..probing.runs.run_folder import check_place, write_run
 
-    same = settings.hashes()
-    first: dict[str, CheckpointRun] = {}  # by the hash of the weights
+    first: dict[tuple[str, str], CheckpointRun] = {}  # by the hashes of the weights and of the configuration
     one_series = len({checkpoint.series for checkpoint in checkpoints}) == 1
     for checkpoint in checkpoints:
         folder = root / (checkpoint.part if one_series else checkpoint.label)
         with console.status(f"Hashing {checkpoint.label}"):
-            located = locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed)
-            facts = {"weights_sha256": weights_hash(located), **same}
-        other = first.get(facts["weights_sha256"])
+            facts = hashes_of(checkpoint, settings)
+        model = (facts["weights_sha256"], facts["config_sha256"])
+        other = first.get(model)
         run = finished(folder, facts)
         origin = "kept" if run is not None else "measured"
         if run is None and other is None:
@@ -102,10 +99,20 @@ def runs_of(
             write_run(check_place(folder), run)
         assert run is not None
         done = CheckpointRun(checkpoint.label, folder, run, origin)
-        first.setdefault(facts["weights_sha256"], done)
+        first.setdefault(model, done)
         yield done if other is None else done._replace(origin=other.label)
         if not run.complete:
             return
+
+
+def hashes_of(checkpoint: "CheckpointName", settings: Settings) -> dict[str, str]:
+    """Return the hashes of weights, configuration, text and settings: runs with equal ones have equal findings."""
+    from ..probing.inside.loading import locate
+    from ..probing.inside.weights_hash import config_hash, weights_hash
+
+    located = locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed)
+    model = {"weights_sha256": weights_hash(located), "config_sha256": config_hash(located)}
+    return {**model, **settings.hashes()}
 
 
 def finished(folder: Path, facts: dict[str, str]) -> "Run | None":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from .._input_errors import InputValueError
-from .checkpoint_runs import CheckpointRun, Settings, runs_of
+from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
     RUN_PAGE,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..probing.inside.checkpoint_names import CheckpointName
     from ..probing.inside.loading import Loaded
+    from ..probing.measurement import Measurement
     from ..probing.runs.findings import Findings
     from ..probing.runs.run_folder import Run
     from ..reporting.comparison_page import Runs
@@ -43,6 +44,7 @@ STANDARD_INPUT = "-"
 MODEL = "minilm"  # default model
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 STOPPED = "Interrupted: the results cover only the text read so far."
+UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
 NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
 
@@ -112,9 +114,7 @@ def command(
         float,
         typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
     ] = 0.1,
-    draws: Annotated[
-        int, typer.Option(min=0, help="Number of random models with the trained spectra; 0 for none.")
-    ] = 20,
+    draws: Annotated[int, typer.Option(min=0, help="Number of draws of the matched baseline; 0 for none.")] = 20,
     intervene: Intervene = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
@@ -146,7 +146,7 @@ def command(
     )  # fmt: skip
     outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
-        place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].label
+        place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].folder
         return _one(console, checkpoints[0], place, settings, outputs)
     series = {checkpoint.series for checkpoint in checkpoints}
     place = Path(out) if out is not None else Path(RUNS) / (series.pop() if len(series) == 1 else SERIES)
@@ -182,9 +182,9 @@ def _probe(
     checkpoint: "CheckpointName", place: Path, settings: Settings, console: "Console", facts: dict[str, str]
 ) -> Probe:
     """Measure and judge one model, and write its run, with these facts added."""
-    from ..probing.corpus.readers import corpus_of
     from ..probing.inside.loading import load
-    from ..probing.run_probe import evaluate, measure
+    from ..probing.measurement_file import read_measurement, write_measurement
+    from ..probing.run_probe import evaluate
     from ..probing.runs.run_folder import Run, write_run
 
     with console.status(f"Loading {checkpoint.label}"):
@@ -193,16 +193,15 @@ def _probe(
             dtype=settings.dtype, **settings.allowed,
         )  # fmt: skip
     _check_reading(loaded)
-    corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
-    known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
-    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
-    measured = measure(
-        loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
-        length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
-        seed=settings.seed, progress=True,
-    )  # fmt: skip
-    with console.status("Judging"):
-        findings = evaluate(measured, predictions=settings.predictions)
+    repeatable = settings.text != STANDARD_INPUT
+    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
+    if measured is not None:
+        console.print(UNJUDGED, style="dim", highlight=False)
+    else:
+        measured = _measured(checkpoint, loaded, settings, facts)
+        if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
+            console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
+    findings = evaluate(measured, predictions=settings.predictions, progress=True)
     report = measured.report
     run = Run(
         model={"name": measured.probed.name, **measured.facts},
@@ -218,10 +217,25 @@ def _probe(
     return Probe(run, loaded, report.words())
 
 
+def _measured(
+    checkpoint: "CheckpointName", loaded: "Loaded", settings: Settings, facts: dict[str, str]
+) -> "Measurement":
+    """Measure one model, with these facts added."""
+    from ..probing.corpus.readers import corpus_of
+    from ..probing.run_probe import measure
+
+    corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
+    known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
+    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
+    return measure(
+        loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
+        length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
+        seed=settings.seed, progress=True,
+    )  # fmt: skip
+
+
 def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
     """Probe one model: a run folder with its page."""
-    from ..probing.inside.loading import locate
-    from ..probing.inside.weights_hash import weights_hash
     from ..probing.runs.run_folder import check_place
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
@@ -230,8 +244,7 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
         problem = "standard input can be read only once, but interventions read the text again"
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     check_place(place)
-    hashed = weights_hash(locate(checkpoint.source, revision=checkpoint.revision, **settings.allowed))
-    run, loaded, words = _probe(checkpoint, place, settings, console, {"weights_sha256": hashed})
+    run, loaded, words = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
     outputs.write(run.findings)
     effects = None
     if outputs.intervene is not None:

@@ -1,6 +1,7 @@
 """gradlogz simulate: run a preset or a parameter grid, print the results, write the page.
 
-Read next: ../simulation/run_simulation.py (one simulation), ../simulation/parameter_sweep.py (a grid of them).
+Read next: ../simulation/run_simulation.py (one simulation), ../simulation/parameter_sweep.py (a grid of them),
+../probing/propagation/run_propagation.py (tokens in the layers of a trained model).
 """
 
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from .._input_errors import InputValueError
 from .outputs import Open, check_drawing, check_file, finish, progress, terminal
+from .simulate_model import ModelOptions, check_options
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,13 +33,17 @@ def command(
         typer.Option(help="Step size of the ascent; negative for descent (default: 0.5).", show_default=False),
     ] = None,
     dim: Annotated[int | None, typer.Option(help="Dimension of a token (default: 8).", show_default=False)] = None,
-    tokens: Annotated[int | None, typer.Option(help="Number of tokens (default: 500).", show_default=False)] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps (default: 600).", show_default=False)] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Number of tokens (default: 500; 2048 with --model).", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps (default: 600; 100 with --layer).", show_default=False)
+    ] = None,
     contraction: Annotated[
         str | None,
         typer.Option(
             help="Normalisation in each step: none, center, scalar, batch_norm, zca, pca, cholesky, monge, "
-            "sphere, rms_norm, layer_norm, resolvent; join several with + (default: zca).",
+            "sphere, rms_norm, layer_norm, shrinkage, inverse_step, recoloring; join several with + (default: zca).",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +77,44 @@ def command(
         int | None,
         typer.Option(help="Number of fixed keys; with 0 the tokens are the keys (default: 0).", show_default=False),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds (default: 4).", show_default=False)] = None,
+    key_measure: Annotated[
+        str | None,
+        typer.Option(help="Measure in place of keys: none, gaussian, sphere (default: none).", show_default=False),
+    ] = None,
+    key_mean: Annotated[
+        str | None, typer.Option(help="Mean of Gaussian keys: 0.5 or 1,-0.5 (default: 0).", show_default=False)
+    ] = None,
+    key_covariance: Annotated[
+        str | None,
+        typer.Option(
+            help="Covariance of Gaussian keys: 2, diagonal 2,0.5 or rows 2,0.6/0.6,0.5 (default: 1).",
+            show_default=False,
+        ),
+    ] = None,
+    qk_matrix: Annotated[
+        str | None,
+        typer.Option(help="Matrix B of the logits, written as a covariance (default: 1).", show_default=False),
+    ] = None,
+    ov_matrix: Annotated[
+        str | None,
+        typer.Option(
+            help="Matrix of the values, written as a covariance (default: qk, that is B).", show_default=False
+        ),
+    ] = None,
+    natural: Annotated[
+        bool | None,
+        typer.Option("--natural/--no-natural", help="Natural-gradient steps (default: no).", show_default=False),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="Keys drawn by attention weights in place of attention; 0 for attention (default: 0).",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds (default: 4; 5 with --model).", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="First seed (default: 0).", show_default=False)] = None,
     every: Annotated[
         int | None,
@@ -86,11 +130,37 @@ def command(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Trained model whose layers the tokens pass through, as in probe (default: none).", show_default=False
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model, initial tokens: gaussian (moments of the text), standard, sphere or text (default: "
+            "gaussian).",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="With --model, file or folder of text (default: built-in).", show_default=False),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="With --model, window length in tokens (default: 128).", show_default=False),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(help="With --model, number of one layer to repeat --steps times.", show_default=False),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
             help="HTML page to write (default: PRESET.html; simulation.html if no preset is named; phases.html with "
-            "--sweep).",
+            "--sweep; MODEL.html with --model).",
             show_default=False,
         ),
     ] = None,
@@ -108,6 +178,8 @@ def command(
 
     Prints a table of results and writes an HTML page.
 
+    With --model, sampled tokens pass through the layers of a trained model, beside text and random weights.
+
     Options not given are taken from the preset; the defaults below are those of `whitening`.
     """
     if list_:
@@ -115,19 +187,36 @@ def command(
     parameters = {
         "beta": beta, "tau": tau, "dim": dim, "tokens": tokens, "steps": steps, "contraction": contraction,
         "placement": placement, "initial": initial, "causal": causal, "residual": residual, "heads": heads,
-        "keys": keys, "seeds": seeds, "seed": seed, "every": every,
+        "keys": keys, "key_measure": key_measure, "key_mean": key_mean, "key_covariance": key_covariance,
+        "qk_matrix": qk_matrix, "ov_matrix": ov_matrix, "natural": natural, "draws": draws, "seeds": seeds,
+        "seed": seed, "every": every,
     }  # fmt: skip
     console = terminal(json)
-    path = Path(out or f"{'phases' if sweep else preset or 'simulation'}.html")
+    named = None if model is None else Path(model).name
+    path = Path(out or f"{'phases' if sweep else preset or named or 'simulation'}.html")
     check_file("simulate", "--out", path)
     check_file("simulate", "--json", json)
     check_drawing("simulate")
-    if sweep is None:
+    if model is not None:
+        shared = ("tokens", "seeds", "seed", "steps")
+        options = ModelOptions(model, start, text, tokens, length, seeds, seed, layer, steps)
+        others = {name: value for name, value in parameters.items() if name not in shared}
+        check_options(options, {"preset": preset, "sweep": sweep, **others})
+        output = _model(console, options, details=details)
+    elif (unused := _only_with_model(start=start, text=text, length=length, layer=layer)) is not None:
+        problem = f"--{unused} concerns a trained model, but --model is missing"
+        raise InputValueError("simulate", f"--{unused}", problem, f"Add --model minilm, or drop --{unused}.")
+    elif sweep is None:
         output = _simulation(console, preset, parameters, details=details)
     else:
         output = _phases(console, sweep, preset, parameters, details=details)
     finish(console, output.lines, run=output.run, page=path, html=output.html, json=json, data=output.data, show=open_)
     return 0
+
+
+def _only_with_model(**options: Any) -> str | None:
+    """The first of the options of --model that is given."""
+    return next((name for name, value in options.items() if value is not None), None)
 
 
 class Output(NamedTuple):
@@ -181,3 +270,35 @@ def _phases(console: Console, grid: str, preset: str | None, parameters: dict[st
         phases = sweep(parse_grid(grid), preset=preset, progress=tell, **parameters)
     lines = phases_table(phases, width) + (phases_details(phases, width) if details else [])
     return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases))
+
+
+def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
+    """Sampled tokens through the layers of a model, or through one of them repeatedly."""
+    from ..page import as_json
+    from ..probing.inside.loading import load
+    from ..probing.propagation.initial_tokens import check_start
+    from ..reporting import propagation_terminal as tables
+    from ..reporting import report
+    from ..reporting.propagation_wording import iteration_run_text, run_text
+
+    check_start("simulate", options.start or "gaussian")
+    with console.status(f"Loading {options.model}"):
+        loaded = load(options.model)
+    model, tokenizer, width = loaded.model, loaded.tokenizer, console.width
+    arguments = {"name": options.model, "reads": loaded.facts["reads"], "facts": loaded.facts, **options.common}
+    with progress(console, "Running the model") as tell:
+        if options.layer is None:
+            from ..probing.propagation.run_propagation import propagate
+
+            result = propagate(model, tokenizer, options.text, progress=tell, **arguments)
+            lines = tables.propagation_table(result, width)
+            lines += tables.propagation_details(result, width) if details else []
+            return Output(report(result), as_json(result.data()), lines, run_text(result))
+        from ..probing.propagation.layer_dynamics import layer_dynamics
+        from ..probing.propagation.layer_iteration import STEPS, iterate_layer, layer_clouds
+
+        clouds = layer_clouds(model, tokenizer, options.text, layer=options.layer, **arguments)
+        dynamics = layer_dynamics(model, clouds.inputs, options.layer)
+        repeated = iterate_layer(dynamics, clouds, steps=options.steps or STEPS, progress=tell)
+    lines = tables.iteration_table(repeated, width) + (tables.iteration_details(repeated, width) if details else [])
+    return Output(report(repeated), as_json(repeated.data()), lines, iteration_run_text(repeated))

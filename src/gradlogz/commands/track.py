@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .._input_errors import InputValueError
 from .outputs import Open, check_drawing, check_file, finish, progress, terminal
 
 
@@ -15,7 +16,7 @@ def command(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="CSV or parquet file: columns time, x, y, optionally target and z (default: built-in scenario).",
+            help="CSV or parquet file: columns time, x, y or lat, lon, optionally target (default: built-in scenario).",
             show_default=False,
         ),
     ] = None,
@@ -35,11 +36,19 @@ def command(
             show_default=False,
         ),
     ] = None,
-    sigma: Annotated[
-        float | None,
+    column: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Standard deviation of a detection, in units of length (default: estimated; built-in scenario: true "
-            "value, 100).",
+            help="Column of a quantity, QUANTITY=NAME or QUANTITY=NAME:UNIT, such as x=east:km; repeatable "
+            "(default: by name).",
+            show_default=False,
+        ),
+    ] = None,
+    sigma: Annotated[
+        str | None,
+        typer.Option(
+            help="Standard deviation of a detection, or one for each coordinate: 50,80 (default: columns sigma, or "
+            "estimated; built-in scenario: 100).",
             show_default=False,
         ),
     ] = None,
@@ -56,6 +65,12 @@ def command(
             help="Turn rate of --model turn, degrees per unit of time (default: estimated; built-in scenario: true "
             "value, 3).",
             show_default=False,
+        ),
+    ] = None,
+    outliers: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability that a detection is an outlier; 0 rejects none (default: 0.01).", show_default=False
         ),
     ] = None,
     smooth: Annotated[bool, typer.Option("--smooth", help="Also estimate each state from all detections.")] = False,
@@ -100,6 +115,7 @@ def command(
     from ..tracking.table import check_table, write_table
 
     console = terminal(json)
+    columns, numbers = columns_in(column or []), numbers_in(sigma)
     path = Path(out or (f"{Path(file).stem}.html" if file else "track.html"))
     check_file("track", "--out", path)
     check_file("track", "--out-table", out_table)
@@ -109,8 +125,8 @@ def command(
     check_drawing("track")
     with progress(console, "Filtering") as tell:
         tracks = track(
-            file, filter=filter_, model=model, sigma=sigma, noise=noise, turn_rate=turn_rate, smooth=smooth, fit=fit,
-            skip_bad=skip_bad, seed=seed, progress=tell,
+            file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, turn_rate=turn_rate,
+            outliers=outliers, smooth=smooth, fit=fit, skip_bad=skip_bad, seed=seed, progress=tell,
         )  # fmt: skip
         tell(what="Writing the page")
         html, data = report(tracks), "" if json is None else as_json(data_of(tracks))
@@ -124,3 +140,25 @@ def command(
         console, lines, run=run_text(tracks), page=path, html=html, json=json, data=data, tables=tables, show=open_
     )  # fmt: skip
     return 0
+
+
+def columns_in(options: list[str]) -> dict[str, str]:
+    """{quantity: column} of the options --column."""
+    pairs = [option.partition("=") for option in options]
+    wrong = next((option for option, pair in zip(options, pairs, strict=True) if not (pair[0] and pair[2])), None)
+    if wrong is not None:
+        problem = f"--column must be QUANTITY=NAME, got {wrong!r}"
+        raise InputValueError("track", "--column", problem, "Write it as in --column x=east.")
+    return {quantity.strip().lower(): name for quantity, _, name in pairs}
+
+
+def numbers_in(option: str | None) -> "float | tuple[float, ...] | None":
+    """Numbers of an option, separated by commas."""
+    if option is None:
+        return None
+    try:
+        values = tuple(float(part) for part in option.split(","))
+    except ValueError:
+        problem = f"--sigma must be a number, or several separated by commas, got {option!r}"
+        raise InputValueError("track", "--sigma", problem, "Write it as in --sigma 50 or --sigma 50,80.") from None
+    return values[0] if len(values) == 1 else values

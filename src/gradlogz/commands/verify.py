@@ -30,10 +30,10 @@ def command(
         bool, typer.Option("--details", help="Print every formula in full, with its tolerance.")
     ] = False,
 ) -> int:
-    """Check numerically every computable statement of the paper (Shim, 2022), two draft notes and docs/theory.md.
+    """Check statements of the paper (Shim, 2022), its appendix, two draft notes and docs/theory.md numerically.
 
-    Prints a table. For a formula with a known error, the corrected form is checked, and also the published form where
-    it can be computed.
+    The statements use all chapters: measures, attention, dynamics, filters, contrastive. Prints a table. For a formula
+    with a known error, the corrected form is checked, and also the published form where it can be computed.
 
     The exit status is 1 if a statement or a correction fails. The failure of a published formula with a known error
     does not count.

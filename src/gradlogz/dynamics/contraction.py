@@ -5,9 +5,12 @@
     batch_norm    (x - m) / sqrt(diag C)                        one scale for each coordinate
     whitening     m* + C*^(1/2) O C^(-1/2) (x - m)              full covariance; O orthogonal            [theory 4.1]
     sphere        r x / |x|                                     each token separately; rms_norm: r = sqrt(d)
-    layer_norm    rms_norm of x - (1·x / d) 1                   on the subspace where coordinates sum to 0
-    resolvent     x / (1 + tau)                                 the damped Hopfield update               [theory 5.6]
+    layer_norm    gain rms_norm(x - (1·x / d) 1) + bias         on the subspace where coordinates sum to 0
+    shrinkage     x / (1 + tau)                                 the damped Hopfield update               [theory 5.6]
+    inverse_step  A^-1 (x - b)                                  undoes the step A x + b on Gaussian keys [theory 4.3]
+    recoloring    whitening to the moments of Theorem 1         of Gaussian keys                         [theory 4.1]
 
+On keys N(mu, Sigma) the step is (I + tau Sigma) x + tau mu, and `inverse_step` its resolvent (I + tau ∇G)^-1.
 Each maps tokens and, in closed form, the moments of a Gaussian cloud.
 
 Read next: evolution.py (attention steps), gaussian_cloud.py (closed forms).
@@ -17,11 +20,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from .._errors import InputTypeError, InputValueError, shape_of
+from .._errors import InputTypeError, InputValueError, has_values, shape_of
 from .._typing import Float, Tensor
 
 
@@ -76,7 +79,7 @@ class Center(Affine):
 
 
 @dataclass(frozen=True)
-class Resolvent(Affine):
+class Shrinkage(Affine):
     """Divide by 1 + tau; an ascent followed by this contraction is a damped Hopfield update."""
 
     tau: float | Tensor
@@ -87,6 +90,33 @@ class Resolvent(Affine):
             return eye / (1 + self.tau), mean / (1 + self.tau)
         factor = 1 / (1 + self.tau.to(mean))
         return factor[..., None, None] * eye, factor[..., None] * mean
+
+
+@dataclass(frozen=True)
+class InverseStep(Contraction):
+    """The inverse A^-1 (x - b) of an affine step A x + b, so that step and contraction leave every cloud unchanged.
+
+    `Ascent.inverse_step()` makes it for fixed Gaussian keys.
+    """
+
+    matrix: Float[Tensor, "*#b d d"]
+    shift: Float[Tensor, "*#b d"]
+
+    def __post_init__(self) -> None:
+        _, info = torch.linalg.inv_ex(self.matrix)
+        if has_values(info) and bool((info != 0).any()):
+            problem = "the matrix of the step is singular, so that no contraction can undo it"
+            raise InputValueError("InverseStep", "matrix", problem, "Choose another step size tau.")
+
+    def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+        return torch.linalg.solve(self.matrix, (cloud - self.shift.unsqueeze(-2)).mT).mT
+
+    def moments(
+        self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
+    ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        new_mean = torch.linalg.solve(self.matrix, (mean - self.shift).unsqueeze(-1)).squeeze(-1)
+        half = torch.linalg.solve(self.matrix, covariance)
+        return new_mean, torch.linalg.solve(self.matrix, half.mT)
 
 
 @dataclass(frozen=True)
@@ -165,17 +195,48 @@ class SphereProjection(Contraction):
 
 @dataclass(frozen=True)
 class LayerNorm(Contraction):
-    """Subtract the mean of the coordinates of each token, and scale its length to sqrt(d)."""
+    """Subtract the mean of the coordinates of each token, scale its length to sqrt(d); then gain and bias.
+
+    Args:
+        gain: factor of each coordinate [d]; default: 1.
+        bias: added to each coordinate [d]; default: 0.
+        eps: added to the mean square of the coordinates; closed-form moments need 0.
+        centres: False for RMSNorm, which does not subtract the mean.
+    """
+
+    gain: Float[Tensor, " d"] | None = None
+    bias: Float[Tensor, " d"] | None = None
+    eps: float = 0.0
+    centres: bool = True
 
     def __call__(self, cloud: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-        return SphereProjection()(cloud - cloud.mean(-1, keepdim=True))
+        gain, bias = self._parameters(cloud)
+        x = cloud - cloud.mean(-1, keepdim=True) if self.centres else cloud
+        if self.eps == 0:
+            return gain * SphereProjection()(x) + bias
+        return gain * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() + bias
 
     def moments(
         self, mean: Float[Tensor, "*b d"], covariance: Float[Tensor, "*b d d"]
     ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d d"]]:
+        if self.eps != 0:
+            problem = f"the moments of a Gaussian have a closed form for eps = 0 only, got {self.eps}"
+            raise InputValueError("LayerNorm.moments", "eps", problem, "Leave eps out.")
         d = mean.shape[-1]
-        P = torch.eye(d, dtype=mean.dtype, device=mean.device) - 1 / d
-        return SphereProjection().moments(mean @ P, P @ covariance @ P)
+        P = torch.eye(d, dtype=mean.dtype, device=mean.device) - self.centres / d
+        m, C = SphereProjection().moments(mean @ P, P @ covariance @ P)
+        gain, bias = self._parameters(mean)
+        return gain * m + bias, gain.unsqueeze(-1) * C * gain
+
+    def _parameters(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Gain and bias, checked and in the dtype of the tokens."""
+        d = like.shape[-1]
+        for name, t in (("gain", self.gain), ("bias", self.bias)):
+            if t is not None and t.shape != (d,):
+                problem = f"{name} must have one entry for each of {d} coordinates, got shape {shape_of(t)}"
+                raise InputValueError("LayerNorm", name, problem, "Match the dimension of the cloud.")
+        gain = like.new_ones(d) if self.gain is None else self.gain.to(like)
+        return gain, like.new_zeros(d) if self.bias is None else self.bias.to(like)
 
 
 @dataclass(frozen=True)
@@ -233,20 +294,35 @@ NAMES: dict[str, Contraction] = {
     "layer_norm": LayerNorm(),
 }
 
+STEP_NAMES = ("shrinkage", "inverse_step", "recoloring")  # contractions that depend on the step
+
 ContractionLike = str | Contraction | Callable[[Tensor], Tensor] | tuple["ContractionLike", ...]
 
 
-def contraction_of(contraction: ContractionLike, tau: float | Tensor) -> Contraction:
-    """The contraction for a name, a function, a `Contraction`, or a tuple of these, applied in order."""
+@runtime_checkable
+class GaussianStep(Protocol):
+    """A step on Gaussian keys, and the contractions that it determines."""
+
+    def inverse_step(self) -> Contraction: ...
+    def recoloring(self) -> Contraction: ...
+
+
+def contraction_of(contraction: ContractionLike, tau: float | Tensor, step: GaussianStep | None = None) -> Contraction:
+    """The contraction for a name, a function, a `Contraction`, or a tuple of these, applied in order.
+
+    step: the ascent that the contraction follows, for `inverse_step` and `recoloring`.
+    """
     if isinstance(contraction, Contraction):
         return contraction
     if isinstance(contraction, tuple | list):
-        return Composed(tuple(contraction_of(part, tau) for part in contraction))
+        return Composed(tuple(contraction_of(part, tau, step) for part in contraction))
     if isinstance(contraction, str):
-        if contraction == "resolvent":
-            return Resolvent(tau)
+        if contraction == "shrinkage":
+            return Shrinkage(tau)
+        if step is not None and contraction in STEP_NAMES:
+            return step.inverse_step() if contraction == "inverse_step" else step.recoloring()
         if contraction not in NAMES:
-            remedy = f"Use one of {', '.join([*NAMES, 'resolvent'])}, or a function."
+            remedy = f"Use one of {', '.join([*NAMES, *STEP_NAMES])}, or a function."
             raise InputValueError("evolve", "contraction", f"contraction {contraction!r} is not a known name", remedy)
         return NAMES[contraction]
     if not callable(contraction):

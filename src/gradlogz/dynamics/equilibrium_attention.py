@@ -3,12 +3,16 @@
     x* = N(x* + u + tau att(x*))                            fixed point                     [theory 5.8] [bai19]
     u       = W_u s                                         injection of the input tokens s in every step
     att(x)  = W_o concat_h softmax(W_q x k^T / sqrt(d)) v   k = W_k c, v = W_v c of a context c, or of s itself
-    N       = layer_norm, rms_norm, sphere, resolvent       contraction                                 contraction.py
+    N       any contraction                                 of each token, or of all together           contraction.py
 
 With fixed keys every token converges separately; with moving keys, k = W_k x*, the tokens of a sample converge
 together. The gradient is that of the fixed point and needs the memory of one step, whatever the number of steps.
 
-Read next: fixed_points.py (solver and gradient), hopfield.py (the resolvent without injection).
+With the contraction "shrinkage" the fixed point is that of x = u / tau + att(x), and `certificate` bounds the Jacobian
+of its right side.
+
+Read next: fixed_points.py (solver and gradient), monotone_attention.py (one fixed point for all weights), hopfield.py
+(`shrinkage` without injection).
 """
 
 from collections.abc import Callable
@@ -16,17 +20,16 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
-from .._autocast import autocast_disabled
-from .._errors import InputValueError, shape_of
+from .._autocast import autocast_disabled, wide
+from .._errors import InputError, InputValueError, shape_of
 from .._typing import Bool, Float, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
-from .contraction import contraction_of
+from .contraction import Affine, Composed, Contraction, ContractionLike, Nothing, Shrinkage, contraction_of
 from .fixed_points import Equilibrium, equilibrium, spectral_radius
-
-CONTRACTIONS = ("layer_norm", "rms_norm", "sphere", "resolvent")
+from .monotone import Certificate, bound_of_heads
+from .projections import in_heads, projected
 
 
 class EquilibriumAttention(nn.Module):
@@ -43,7 +46,10 @@ class EquilibriumAttention(nn.Module):
 
     Args:
         tau: step size along attention, positive; small values converge sooner.
-        contraction: "layer_norm", "rms_norm", "sphere" or "resolvent", which divides by 1 + tau.
+        contraction: as in `evolve`: a name, a `Contraction`, a function of tokens such as torch.tanh, a module such as
+            nn.LayerNorm, whose parameters are learned, or a tuple of these. "shrinkage" divides by 1 + tau. A function
+            or module must act on each token separately, unless keys move. Contractions that use the moments of all
+            tokens ("center", "zca") make the tokens of a sample converge together.
         moving: take keys and values from x* itself; the tokens of a sample then converge together.
         kdim: dimension of the context; default: embed_dim.
         bias: add biases to the projections.
@@ -64,7 +70,7 @@ class EquilibriumAttention(nn.Module):
         num_heads: int,
         *,
         tau: float = 1.0,
-        contraction: Literal["layer_norm", "rms_norm", "sphere", "resolvent"] = "layer_norm",
+        contraction: ContractionLike = "layer_norm",
         moving: bool = False,
         kdim: int | None = None,
         bias: bool = True,
@@ -80,16 +86,22 @@ class EquilibriumAttention(nn.Module):
             condition = "embed_dim must be a positive multiple of num_heads"
             remedy = "Choose embed_dim so that each head has embed_dim / num_heads coordinates."
             raise InputValueError("EquilibriumAttention", "embed_dim", f"{condition}, got {fact}", remedy)
-        if contraction not in CONTRACTIONS:
-            remedy = "Choose one of these; other contractions make tokens depend on each other."
-            condition = f"contraction must be one of {', '.join(CONTRACTIONS)}"
-            raise InputValueError("EquilibriumAttention", "contraction", f"{condition}, got {contraction!r}", remedy)
         if not tau > 0:
             remedy = "Pass a step size such as 1."
             raise InputValueError("EquilibriumAttention", "tau", f"tau must be positive, got {tau}", remedy)
+        try:
+            together = moving or _uses_moments(contraction_of(contraction, tau))
+        except InputError:
+            condition = "contraction must be one of the contractions of evolve, without those of Gaussian keys"
+            remedy = "Pass a name such as layer_norm, a Contraction, a function of tokens, or a module."
+            fact = contraction if isinstance(contraction, str) else type(contraction).__name__
+            raise InputValueError("EquilibriumAttention", "contraction", f"{condition}, got {fact!r}", remedy) from None
         super().__init__()
+        self.tokens_interact = together
         self.embed_dim, self.num_heads, self.kdim = embed_dim, num_heads, embed_dim if kdim is None else kdim
         self.tau, self.contraction, self.moving = tau, contraction, moving
+        if isinstance(contraction, tuple):
+            self.contractions = nn.ModuleList(part for part in contraction if isinstance(part, nn.Module))
         self.method: Literal["anderson", "newton", "iterate"] = method
         self.max_iterations, self.tolerance, self.throw = max_iterations, tolerance, throw
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -123,14 +135,14 @@ class EquilibriumAttention(nn.Module):
         key_padding_mask: Bool[Tensor, "*b n"] | None = None,
         is_causal: bool = False,
     ) -> Equilibrium:
-        """The fixed point with residual, converged and steps: [*b, m] for tokens, [*b] for samples if keys move."""
+        """The fixed point with residual, converged and steps: [*b, m], or [*b] if tokens converge together."""
         f = self.step(query, key, key_padding_mask=key_padding_mask, is_causal=is_causal)
         with autocast_disabled(query):
             start = contraction_of(self.contraction, self.tau)(self._injected(query))
             # The number of steps depends on the data, so no graph can hold it. (At import it would load the compiler.)
             solve = torch.compiler.disable(equilibrium) if torch.compiler.is_compiling() else equilibrium
             result = solve(
-                f, start, method=self.method, tokens_interact=self.moving, max_iterations=self.max_iterations,
+                f, start, method=self.method, tokens_interact=self.tokens_interact, max_iterations=self.max_iterations,
                 tolerance=self.tolerance, throw=self.throw,
             )  # fmt: skip
         return result._replace(state=result.state.to(query.dtype))
@@ -147,7 +159,7 @@ class EquilibriumAttention(nn.Module):
         self._check(query, key, key_padding_mask)
         with autocast_disabled(query):
             u = self._injected(query)
-            context = _wide(query if key is None else key)
+            context = wide(query if key is None else key)
             visible = (
                 None if key_padding_mask is None else ~key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1])
             )
@@ -160,7 +172,7 @@ class EquilibriumAttention(nn.Module):
                 k, v = (self._heads(self.k_proj, x), self._heads(self.v_proj, x)) if fixed is None else fixed
                 result = attention(self._heads(self.q_proj, x), k, v, Sight(mask=visible), scoring, statistics=False)
                 joined = result.output.transpose(1, 2).reshape(x.shape)
-                return N(x + u + self.tau * _linear(self.out_proj, joined))
+                return N(x + u + self.tau * projected(self.out_proj, joined))
 
         return f
 
@@ -176,24 +188,41 @@ class EquilibriumAttention(nn.Module):
         """Spectral radius of the Jacobian at the fixed point; below 1 the fixed point is stable."""
         with torch.no_grad():
             masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "is_causal": is_causal}
-            state = _wide(self.settle(query, key, **masks).state)
-            return spectral_radius(self.step(query, key, **masks), state, tokens_interact=self.moving, steps=steps)
+            state = wide(self.settle(query, key, **masks).state)
+            return spectral_radius(
+                self.step(query, key, **masks), state, tokens_interact=self.tokens_interact, steps=steps
+            )
+
+    def certificate(self, query: Float[Tensor, "*b m d"], key: Float[Tensor, "*b n e"] | None = None) -> Certificate:
+        """Certificate of x = u / tau + att(x), the fixed points with the contraction "shrinkage", one for each batch.
+
+            m >= 1 - sum_h diam(W_oh v_h) diam(W_qh^T k_h) / 4 sqrt(d)                                      monotone.py
+
+        Where its monotonicity is positive, the fixed point is unique, with any mask.
+        """
+        self._check(query, key, None)
+        if self.moving or not isinstance(contraction_of(self.contraction, self.tau), Shrinkage):
+            problem = "certificate needs fixed keys and the contraction that divides by 1 + tau"
+            remedy = "Build the layer with moving=False and that contraction, or use MonotoneAttention."
+            raise InputValueError("EquilibriumAttention.certificate", None, problem, remedy)
+        context = wide(query if key is None else key)
+        k, v = self._heads(self.k_proj, context), self._heads(self.v_proj, context)
+        bound = bound_of_heads(k, v, self.q_proj.weight, self.out_proj.weight).reshape(query.shape[:-2])
+        return Certificate(1 - bound, 1 + bound)
 
     def extra_repr(self) -> str:
         size = "" if self.kdim == self.embed_dim else f", kdim={self.kdim}"
-        map_ = f"tau={self.tau}, contraction={self.contraction!r}" + (", moving=True" if self.moving else "")
+        name = self.contraction if isinstance(self.contraction, str) else type(self.contraction).__name__
+        map_ = f"tau={self.tau}, contraction={name!r}" + (", moving=True" if self.moving else "")
         solver = f"method={self.method!r}, max_iterations={self.max_iterations}"
         return f"{self.embed_dim}, num_heads={self.num_heads}{size}, {map_}, {solver}"
 
     def _injected(self, query: Tensor) -> Tensor:
-        return _linear(self.in_proj, _wide(query))
+        return projected(self.in_proj, wide(query))
 
     def _heads(self, projection: nn.Linear, tokens: Tensor) -> Tensor:
         """Tokens projected and split into heads, [b, h, n, d] with one batch dimension."""
-        projected = _linear(projection, tokens)
-        return projected.reshape(-1, tokens.shape[-2], self.num_heads, projected.shape[-1] // self.num_heads).transpose(
-            1, 2
-        )
+        return in_heads(projected(projection, tokens), self.num_heads)
 
     def _check(self, query: Tensor, key: Tensor | None, padding: Tensor | None) -> None:
         call = "EquilibriumAttention"
@@ -215,11 +244,8 @@ class EquilibriumAttention(nn.Module):
             )
 
 
-def _linear(projection: nn.Linear, tokens: Tensor) -> Tensor:
-    """The projection, computed in the dtype of the tokens."""
-    bias = None if projection.bias is None else projection.bias.to(tokens.dtype)
-    return linear(tokens, projection.weight.to(tokens.dtype), bias)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def _uses_moments(contraction: Contraction) -> bool:
+    """Return whether a contraction depends on the moments of the cloud, so that tokens depend on each other."""
+    if isinstance(contraction, Composed):
+        return any(map(_uses_moments, contraction.parts))
+    return isinstance(contraction, Affine) and not isinstance(contraction, Nothing | Shrinkage)

@@ -3,13 +3,14 @@
     x_i' = N(x_i + tau W_v sum_j a_ij k_j),    a_ij = softmax_j(beta <x_i, B k_j>)      an ascent, then a contraction N
 
 With W_v = B the ascent is a gradient step on log sum_j exp(beta <x, B k_j>) / beta [shim22, section 3.3]. The keys are
-the tokens themselves or a frozen set. tau < 0 descends.
+the tokens themselves, fixed points or a measure. tau < 0 descends.
 
-Read next: contraction.py (N), observables.py (recorded quantities), growth.py (theory).
+Read next: attention_step.py (the step), contraction.py (N), trained_heads.py and layer_norms.py (weights of a trained
+layer), observables.py (recorded quantities), growth.py (theory).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,16 +22,20 @@ from .._typing import Float, Int, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.reference import Statistics
 from ..kernels.attention.scoring import Scoring, Sight
-from .contraction import Contraction, ContractionLike, contraction_of
+from ..measures.measure import Measure
+from .attention_step import AttentionStep
+from .contraction import Contraction, ContractionLike
 from .intervals import ConfidenceBand, band_of_draws, band_of_mean
+from .layer_norms import LayerNorms, ResolvedNorms, norms_of
 from .observables import OBSERVABLES, AttentionRecord, CloudStep
+from .trained_heads import TrainedHeads
 from .verdict import CloudVerdict, cloud_verdict
 
 Placement = Literal["post", "pre", "peri"]
 
 
 @dataclass(frozen=True)
-class Ascent:
+class Ascent(AttentionStep):
     """Parameters of one attention step.
 
     Args:
@@ -38,30 +43,26 @@ class Ascent:
         beta: inverse temperature; a number or a tensor [*b].
         B: bilinear form of the logits [d, d], or [h, d, d] for heads, whose outputs are averaged; default: identity.
         W_v: value matrix; default: B, which makes the step a gradient step.
-        keys: fixed keys [*b, k, d]; default: the tokens.
+        keys: fixed keys: points [*b, k, d], or a `Measure` such as Gaussian(mean, covariance); default: the tokens.
         causal: apply a causal mask; not supported with fixed keys.
         residual: add the token itself; without it the step is tau times attention.
         feed_forward: map of tokens, added after attention as a residual.
         precision: dtype of the attention call, such as torch.bfloat16 on a GPU; the cloud keeps its dtype.
+        natural: follow the natural gradient of the log normaliser; W_v must be None.
+        draws: replace attention by the mean of so many keys drawn by their attention weights; default: attention
+            itself. Keys are drawn once for each head of B. With residual=False, tau=1 and draws=1, n tokens generate n
+            tokens by resampling.
+        generator: source of these draws.
+        heads: heads of a trained layer, in place of B and W_v; not supported with fixed keys.
+
+    Law: tests/laws/test_ascents_follow_their_measures.py.
     """
 
-    tau: float | Tensor = 1.0
-    beta: float | Tensor = 1.0
-    B: Tensor | None = None
-    W_v: Tensor | None = None
-    keys: Tensor | None = None
-    causal: bool = False
-    residual: bool = True
-    feed_forward: Callable[[Tensor], Tensor] | None = None
-    precision: torch.dtype | None = None
-
-    def attended(self, cloud: Float[Tensor, "*b n d"], *, statistics: bool = False) -> tuple[Tensor, AttentionRecord]:
-        """Attention output W_v sum_j a_ij k_j of every token, and the statistics of the call."""
+    def _attended_to_points(self, cloud: Tensor, keys: Tensor, *, statistics: bool) -> tuple[Tensor, AttentionRecord]:
         lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
-        keys = cloud if self.keys is None else self.keys.expand(*lead, *self.keys.shape[-2:])
+        keys = keys.expand(*lead, *keys.shape[-2:])
         x, k = cloud.reshape(-1, 1, n, d), keys.reshape(-1, 1, keys.shape[-2], d)
         form = None if self.B is None else self.B.reshape(-1, d, d)
-        map_ = form if self.W_v is None else self.W_v.reshape(-1, d, d)
         q = x if form is None else x @ form
         k = k.expand(-1, q.shape[1], -1, -1)
         scale, beta = (self.beta, None) if not isinstance(self.beta, Tensor) else (1.0, self.beta)
@@ -71,13 +72,23 @@ class Ascent:
             q, k = q.to(self.precision), k.to(self.precision)
         scoring = Scoring(float(scale), None, None, 0 if self.causal else None)
         result = Statistics(*(t.to(x) for t in attention(q, k, k, Sight(), scoring, statistics=statistics)))
-        out = result.output if map_ is None else result.output @ map_.mT
+        out = self._values(result.output)
         G = result.log_normalizer.reshape(*lead, -1, n)
         self_logit = None
         if self.keys is None:
             self_logit = float(scale) * (q.to(x) * k.to(x)).sum(-1).reshape(*lead, -1, n)
         record = AttentionRecord(G, result.entropy.reshape(*lead, -1, n) if statistics else None, self_logit)
         return out.mean(1).reshape(*lead, n, d), record
+
+    def _attended_by(self, heads: TrainedHeads, cloud: Tensor, *, statistics: bool) -> tuple[Tensor, AttentionRecord]:
+        beta, rows = float(self.beta), (*cloud.shape[:-2], -1, cloud.shape[-2])
+        q, k, v = (t.to(self.precision or t.dtype) for t in heads.projected(cloud.reshape(-1, *cloud.shape[-2:])))
+        scoring = Scoring(beta, None, None, 0 if self.causal else None)
+        result = Statistics(*(t.to(cloud) for t in attention(q, k, v, Sight(), scoring, statistics=statistics)))
+        self_logit = beta * (q.to(cloud) * k.to(cloud)).sum(-1).reshape(rows)
+        entropy = result.entropy.reshape(rows) if statistics else None
+        record = AttentionRecord(result.log_normalizer.reshape(rows), entropy, self_logit)
+        return heads.joined(result.output).reshape(cloud.shape), record
 
 
 class Trajectory(NamedTuple):
@@ -151,7 +162,7 @@ def evolve(
     cloud: Float[Tensor, "*b n d"] | Trajectory,
     ascent: Ascent,
     *,
-    contraction: ContractionLike = "none",
+    contraction: ContractionLike | LayerNorms = "none",
     steps: int,
     placement: Placement = "post",
     observe: Iterable[str] = (),
@@ -162,12 +173,17 @@ def evolve(
 
     A step costs one attention call of the cloud on itself, in linear memory; the observables that depend on its log
     normalisers (pair energy, self weight, entropy) come from the same call. Leading dimensions are a batch of clouds,
-    such as seeds or, with tensors for tau and beta, parameters. A `Trajectory` in place of the cloud is continued.
+    such as seeds or, with tensors for tau and beta, parameters.
 
-    A cloud that becomes infinite or NaN keeps its last finite state, and the step is recorded in `blown`.
+    A `Trajectory` in place of the cloud is continued: new records are appended for the observables of both calls (for
+    those of the new call alone if they have none in common), and without new records the earlier ones are kept.
+
+    A cloud that becomes infinite or NaN, or leaves the domain of a measure of keys, keeps its last finite state, and
+    the step is recorded in `blown`.
 
     Args:
-        contraction: a name (see contraction.py), a function of the cloud, or a tuple of these, applied in order.
+        contraction: a name (see contraction.py), a function of the cloud, or a tuple of these, applied in order;
+            `LayerNorms` for a contraction of its own at each place of the step.
         steps: number of steps.
         placement: "post" N(x + tau A(x)), "pre" x + tau A(N(x)), "peri" x + tau N(A(N(x))), as normalisations are
             placed in transformers.
@@ -187,9 +203,10 @@ def evolve(
     x: Tensor = cloud.cloud if isinstance(cloud, Trajectory) else cloud
     names = tuple(observe)
     _check(x, ascent, steps, every, names, placement)
-    N = contraction_of(contraction, ascent.tau)
+    norms = norms_of(contraction, ascent.tau, ascent)
     blown = torch.full(x.shape[:-2], -1, device=x.device) if before is None else before.blown
     first = 0 if before is None else before.step
+    unrecorded = before is None or not len(before.times)  # a continued trajectory has recorded its end
     series: dict[str, list[Tensor]] = {name: [] for name in names}
     times: list[int] = []
     statistics = "entropy" in names
@@ -204,8 +221,8 @@ def evolve(
     last: CloudStep | None = None
     end = first
     while end < first + steps:
-        y, ascended, record, attended = _stepped(x, ascent, N, placement, statistics, placeholder)
-        if end % every == 0 and (before is None or end > first):
+        y, ascended, record, attended = _stepped(x, ascent, norms, placement, statistics, placeholder)
+        if names and end % every == 0 and (unrecorded or end > first):
             observe_cloud(end, attended, record, last)
         end += 1
         finite = torch.isfinite(y).all((-2, -1)) & torch.isfinite(record.log_normalizer).all((-2, -1))
@@ -215,33 +232,38 @@ def evolve(
         show(end - first, steps)
         if end % 64 == 0 and bool((blown >= 0).all()):  # checked rarely: it synchronises the GPU
             break
-    if names and end % every == 0:
-        attended = x if placement == "post" else N(x)
+    if names and end % every == 0 and (unrecorded or end > first):
+        attended = x if placement == "post" else norms.before_attention(x)
         observe_cloud(end, attended, ascent.attended(attended, statistics=statistics)[1], last)
     observed = {name: torch.stack(values) for name, values in series.items() if values}
-    all_times = torch.tensor(times)
-    if before is not None:
-        observed = {
-            name: torch.cat((before.observed[name], v)) for name, v in observed.items() if name in before.observed
-        }
-        all_times = torch.cat((before.times, all_times))
-    return Trajectory(x, observed, all_times, end, blown, ascent)
+    trajectory = Trajectory(x, observed, torch.tensor(times, dtype=torch.long), end, blown, ascent)
+    return trajectory if before is None else _continued(before, trajectory)
+
+
+def _continued(before: Trajectory, after: Trajectory) -> Trajectory:
+    """The second part of a trajectory with the records of both."""
+    if not len(after.times):
+        return after._replace(observed=before.observed, times=before.times)
+    both = {
+        name: torch.cat((before.observed[name], v)) for name, v in after.observed.items() if name in before.observed
+    }
+    return after._replace(observed=both, times=torch.cat((before.times, after.times))) if both else after
 
 
 def _stepped(
-    x: Tensor, ascent: Ascent, N: Contraction, placement: Placement, statistics: bool, placeholder: Tensor
+    x: Tensor, ascent: Ascent, norms: ResolvedNorms, placement: Placement, statistics: bool, placeholder: Tensor
 ) -> tuple[Tensor, Tensor, AttentionRecord, Tensor]:
     """The cloud after the step, the cloud after its ascent, the attention record, and the cloud that attended."""
     tau = ascent.tau if not isinstance(ascent.tau, Tensor) else ascent.tau.to(x).expand(x.shape[:-2])[..., None, None]
-    attended = x if placement == "post" else N(x)
-    direction, record = ascent.attended(attended, statistics=statistics)
-    y = tau * (N(direction) if placement == "peri" else direction)
+    attended = x if placement == "post" else norms.before_attention(x)
+    direction, record = ascent.direction(attended, statistics=statistics)
+    y = tau * (norms.after_attention(direction) if placement == "peri" else direction)
     ascended = y = x + y if ascent.residual else y
     if placement == "post":
-        y = _contracted(y, N, placeholder)
+        y = _contracted(y, norms.after_attention, placeholder)
     if ascent.feed_forward is not None:
-        change = ascent.feed_forward(y if placement == "post" else N(y))
-        y = _contracted(y + change, N, placeholder) if placement == "post" else y + change
+        change = ascent.feed_forward(y if placement == "post" else norms.before_feed_forward(y))
+        y = _contracted(y + change, norms.after_feed_forward, placeholder) if placement == "post" else y + change
     return y, ascended, record, attended
 
 
@@ -262,7 +284,8 @@ def _placeholder(like: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, ...], placement: str) -> None:
-    tensors = {"B": ascent.B, "W_v": ascent.W_v, "keys": ascent.keys}
+    keys = ascent.keys
+    tensors = {"B": ascent.B, "W_v": ascent.W_v, "keys": None if isinstance(keys, Measure) else keys}
     check_floats("evolve", cloud=x, **present(**tensors))
     if x.ndim < 2 or x.shape[-2] == 0 or x.shape[-1] == 0:
         remedy = "Pass at least one token of at least one dimension."
@@ -279,9 +302,27 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
                 f"{condition}, got shape {shape_of(t)}",
                 "Project one of them to the dimension of the other.",
             )
-    if ascent.causal and ascent.keys is not None:
-        problem = f"fixed keys have no order, so causal=True needs keys=None, got shape {shape_of(ascent.keys)}"
+    _check_heads(ascent, d)
+    if isinstance(keys, Measure):
+        batch, lead = tuple(keys.batch_shape), tuple(x.shape[:-2])
+        if keys.dim != d or batch != lead[: len(batch)]:
+            condition = f"keys must be a measure on R^{d} whose batch is empty or begins the batch {lead} of the cloud"
+            fact = f"dimension {keys.dim} and batch {batch}"
+            raise InputValueError("evolve", "keys", f"{condition}, got {fact}", "Match the measure to the cloud.")
+    if ascent.causal and keys is not None:
+        fact = type(keys).__name__ if isinstance(keys, Measure) else f"shape {shape_of(keys)}"
+        problem = f"fixed keys have no order, so causal=True needs keys=None, got {fact}"
         raise InputValueError("evolve", "keys", problem, "Drop causal= or keys=.")
+    if ascent.natural and (ascent.W_v is not None or ascent.draws is not None):
+        problem = "a natural-gradient step has no value matrix and no draws, got natural=True with W_v= or draws="
+        raise InputValueError("evolve", "natural", problem, "Drop natural=, or both others.")
+    draws = ascent.draws
+    if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
+        problem = f"draws must be an integer of at least 1, got {ascent.draws!r}"
+        raise InputValueError("evolve", "draws", problem, "Pass the number of keys that each token draws.")
+    if ascent.precision is not None and (isinstance(keys, Measure) or ascent.natural or ascent.draws is not None):
+        problem = "precision applies to attention to points, not to measures, natural gradients or draws"
+        raise InputValueError("evolve", "precision", problem, "Drop precision=.")
     if ascent.precision not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         condition, remedy = "precision must be a floating dtype", "Use torch.bfloat16."
         raise InputTypeError("evolve", "precision", f"{condition}, got {ascent.precision!r}", remedy)
@@ -301,3 +342,25 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
         raise InputValueError(
             "evolve", "placement", f'placement must be "post", "pre" or "peri", got {placement!r}', remedy
         )
+
+
+def _check_heads(ascent: Ascent, d: int) -> None:
+    heads = ascent.heads
+    if heads is None:
+        return
+    others = [name for name in ("B", "W_v", "keys", "draws") if getattr(ascent, name) is not None]
+    others += ["natural"] if ascent.natural else []
+    if others or isinstance(ascent.beta, Tensor):
+        other = (others or ["a tensor beta"])[0]
+        problem = f"heads= replaces B, W_v, keys and other steps and takes one number beta, got also {other}"
+        raise InputValueError("evolve", "heads", problem, "Drop the others, or scale heads.query.")
+    (h, D, e), v = heads.query.shape if heads.query.ndim == 3 else (-1, -1, -1), heads.value.shape[-1]
+    shapes = [(h, D, e), (h, e), (h, D, e), (h, e), (h, D, v), (h, v), (h, v, D), (D,)]
+    for name, expected, t in zip(heads._fields, shapes, heads, strict=False):
+        if isinstance(t, Tensor) and t.shape != expected:
+            problem = f"heads.{name} must be of shape {expected} to match heads.query and heads.value"
+            remedy = "Repeat shared keys and values for each head, and pass zeros for no bias."
+            raise InputValueError("evolve", "heads", f"{problem}, got shape {shape_of(t)}", remedy)
+    if heads.query.shape[-2] != d:
+        problem = f"heads must act on tokens of dimension {d}, got {heads.query.shape[-2]}"
+        raise InputValueError("evolve", "heads", problem, "Pass a cloud of that dimension.")

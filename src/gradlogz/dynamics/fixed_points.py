@@ -9,7 +9,8 @@ Anderson's method combines the last few steps so that the residual is smallest. 
 near the solution and also finds unstable fixed points. Tokens are solved independently of each other, and each stops
 when it has converged.
 
-Read next: equilibrium_attention.py (the layer), evolution.py (plain iteration), hopfield.py (without a contraction).
+Read next: monotone.py (maps with one fixed point), equilibrium_attention.py (the layer), evolution.py (plain
+iteration), hopfield.py (without a contraction).
 """
 
 from abc import ABC, abstractmethod
@@ -102,12 +103,20 @@ def equilibrium(
         remedy = "Add the missing dimension with unsqueeze."
         condition = f"start must be [*b, {'n, d' if tokens_interact else 'd'}]"
         raise InputValueError("equilibrium", "start", f"{condition}, got shape {shape_of(start)}", remedy)
-    tolerance = torch.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     f, x, restore = _flat(step, start.detach(), tokens_interact)
+    solver = _Newton(f, x) if method == "newton" else Anderson(x, MEMORY if method == "anderson" else 1)
+    result = solved(f, x, solver, max_iterations=max_iterations, tolerance=tolerance, throw=throw)
+    return result._replace(state=restore(result.state))
+
+
+def solved(
+    f: Map, x: Tensor, solver: "Solver", *, max_iterations: int, tolerance: float | None, throw: bool
+) -> Equilibrium:
+    """The fixed point that a solver finds from x, with its gradient."""
+    tolerance = torch.finfo(x.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     with torch.no_grad():
         _check_step(f, x)
-        solver = _Newton(f, x) if method == "newton" else _Anderson(x, MEMORY if method == "anderson" else 1)
-        x, residual, converged, counts = _solved(f, x, solver, max_iterations, tolerance)
+        x, residual, converged, counts = _iterated(f, x, solver, max_iterations, tolerance)
     if throw and not bool(converged.all()):
         failed = f"{int((~converged).sum())} of {converged.numel()} tokens"
         problem = f"{failed} did not converge within max_iterations={max_iterations}"
@@ -115,7 +124,7 @@ def equilibrium(
         raise InputRuntimeError("equilibrium", "max_iterations", problem, remedy)
     if torch.is_grad_enabled():
         x = _attached(f, x, max_iterations, tolerance, throw)
-    return Equilibrium(restore(x), residual, converged, counts)
+    return Equilibrium(x, residual, converged, counts)
 
 
 def spectral_radius(
@@ -195,7 +204,7 @@ def _check_step(step: Map, x: Tensor) -> None:
         raise InputValueError("equilibrium", "step", f"{condition}, got {fact}", remedy)
 
 
-class _Solver(ABC):
+class Solver(ABC):
     """Choose the next state from x and f(x)."""
 
     @abstractmethod
@@ -203,8 +212,8 @@ class _Solver(ABC):
         """The next state of every token; ignored for tokens that have converged."""
 
 
-def _solved(
-    step: Map, x: Tensor, solver: _Solver, max_iterations: int, tolerance: float
+def _iterated(
+    step: Map, x: Tensor, solver: Solver, max_iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Iterate every token until it converges: state, residual, convergence flag and number of steps."""
     converged = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
@@ -222,7 +231,7 @@ def _solved(
     return x, residual, converged, counts
 
 
-class _Anderson(_Solver):
+class Anderson(Solver):
     """Anderson acceleration; a plain step far from convergence, or if memory is 1."""
 
     def __init__(self, x: Tensor, memory: int) -> None:
@@ -256,7 +265,7 @@ def _mixed(images: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
     return torch.where(torch.isfinite(mixed).all(-1, keepdim=True), mixed, images[..., -1, :])
 
 
-class _Newton(_Solver):
+class _Newton(Solver):
     """A Newton step, halved until the residual falls by at least half of the predicted decrease.
 
     After a failed step, plain steps follow, twice as many after each failure, so every token that plain iteration

@@ -8,7 +8,11 @@ Without a contraction and with B = I, in continuous time C(t)^-1 = C(0)^-1 - 2 b
 the cloud diverges at time 1 / (2 beta c_max). For n tokens this holds while the weight of a token on itself is small
 (growth.self_weight).
 
-Read next: contraction.py (moments under a contraction), growth.py (stability of the Gaussian).
+With fixed Gaussian keys N(mu, Sigma) the same step has mu and Sigma in place of m and C, and stays affine. With other
+fixed keys, points or a measure, the moments after a step are integrals over N(m, C), computed by quadrature in at most
+four dimensions: a moment closure.
+
+Read next: attention_step.py (the affine step), contraction.py (moments under a contraction), growth.py (stability).
 """
 
 from typing import NamedTuple
@@ -17,8 +21,14 @@ import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, shape_of
 from .._typing import Float, Tensor
+from ..measures.gaussian import Gaussian
+from .attention_step import gaussian_moments
 from .contraction import ContractionLike, contraction_of
 from .evolution import Ascent
+
+ENDS, AXIS = 8.5, 201  # standard deviations and nodes of the quadrature in each dimension
+NODES = 1 << 18  # in all dimensions together
+LARGEST = 4  # dimensions in which such a grid is fine enough
 
 
 class GaussianCloud(NamedTuple):
@@ -28,28 +38,26 @@ class GaussianCloud(NamedTuple):
     covariance: Float[Tensor, "*b d d"]
 
     def evolve(self, ascent: Ascent, *, contraction: ContractionLike = "none", steps: int = 1) -> "GaussianCloud":
-        """The moments after `steps` steps of an ascent and a contraction, with the tokens as keys.
+        """The moments after `steps` steps of an ascent and a contraction.
 
-        Exact for whitening, `center`, `scalar` and `batch_norm`, under which the cloud stays Gaussian. For
-        normalisations of single tokens it is a moment closure: after each step the distribution is replaced by the
-        Gaussian with the same moments.
+        Exact for Gaussian keys or the tokens as keys, and whitening, `center`, `scalar`, `batch_norm`, `shrinkage`,
+        `inverse_step` or `recoloring`, under which the cloud stays Gaussian. For normalisations of single tokens, and
+        for other fixed keys in at most four dimensions, it is a moment closure: after each step the distribution is
+        replaced by the Gaussian with the same moments.
 
         Law: tests/laws/test_a_gaussian_cloud_is_the_limit_of_its_samples.py.
         """
         _check(self, ascent)
         m, C = self
-        N = contraction_of(contraction, ascent.tau)
-        d = m.shape[-1]
-        eye = torch.eye(d, dtype=m.dtype, device=m.device)
-        B = eye if ascent.B is None else ascent.B
-        W = B if ascent.W_v is None else ascent.W_v
-        tau, beta = (
-            torch.as_tensor(t, dtype=m.dtype, device=m.device)[..., None, None] for t in (ascent.tau, ascent.beta)
-        )
-        skip = eye if ascent.residual else torch.zeros_like(eye)
+        N = contraction_of(contraction, ascent.tau, ascent)
         for _ in range(steps):
-            A = skip + tau * beta * W @ C @ B.mT
-            m, C = (A @ m.unsqueeze(-1) + tau * W @ m.unsqueeze(-1)).squeeze(-1), A @ C @ A.mT
+            if ascent.keys is None or isinstance(ascent.keys, Gaussian):
+                keys = (m, C) if ascent.keys is None else gaussian_moments(ascent.keys)
+                A, b, noise = ascent.affine(*keys)
+                m, C = (A @ m.unsqueeze(-1)).squeeze(-1) + b, A @ C @ A.mT
+                C = C if noise is None else C + noise
+            else:
+                m, C = _integrated(m, C, ascent)
             m, C = N.moments(m, (C + C.mT) / 2)
         return GaussianCloud(m, C)
 
@@ -84,12 +92,31 @@ def _check(cloud: GaussianCloud, ascent: Ascent) -> None:
         raise InputValueError(
             "GaussianCloud", "covariance", f"{condition}, got {fact}", "Match the dimension of the mean."
         )
-    for name, value in (("keys", ascent.keys), ("feed_forward", ascent.feed_forward)):
-        if value is not None:
-            problem = f"ascent with {name}= has no closed form for a Gaussian"
+    fixed = ascent.keys is not None and not isinstance(ascent.keys, Gaussian)
+    for name, present in (
+        ("feed_forward=", ascent.feed_forward is not None),
+        ("heads=", ascent.heads is not None),
+        ("causal=", ascent.causal),
+        ("draws= from keys that are not Gaussian", fixed and ascent.draws is not None),
+        (f"keys that are not Gaussian in more than {LARGEST} dimensions", fixed and d > LARGEST),
+    ):
+        if present:
+            problem = f"ascent with {name} has no closed form for a Gaussian"
             raise InputTypeError("GaussianCloud", "ascent", problem, "Evolve a sample of the cloud.")
-    if ascent.causal or (ascent.B is not None and ascent.B.ndim != 2):
-        problem = (
-            f"ascent with {'a causal mask' if ascent.causal else 'several heads'} has no closed form for a Gaussian"
-        )
-        raise InputTypeError("GaussianCloud", "ascent", problem, "Evolve a sample of the cloud.")
+
+
+def _integrated(m: Tensor, C: Tensor, ascent: Ascent) -> tuple[Tensor, Tensor]:
+    """Moments after a step, integrated over N(m, C) on a grid along the axes of C."""
+    d = m.shape[-1]
+    # The trapezoidal rule converges exponentially: log normalisers are analytic in a strip around the real axis.
+    axis = torch.linspace(-ENDS, ENDS, min(AXIS, int(NODES ** (1 / d))), dtype=m.dtype, device=m.device)
+    grid = torch.cartesian_prod(*[axis] * d).reshape(-1, d)
+    w = (-grid.square().sum(-1) / 2).softmax(-1).unsqueeze(-1)
+    values, vectors = torch.linalg.eigh(C)
+    root = vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)
+    x = m.unsqueeze(-2) + grid @ root.mT
+    tau = torch.as_tensor(ascent.tau, dtype=m.dtype, device=m.device)[..., None, None]
+    y = tau * ascent.direction(x)[0] + (x if ascent.residual else 0.0)
+    mean = (w * y).sum(-2)
+    centered = y - mean.unsqueeze(-2)
+    return mean, (w * centered).mT @ centered

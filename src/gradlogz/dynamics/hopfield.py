@@ -6,7 +6,7 @@
     |att(x_i) - x_i| <= 2 M (N - 1) exp(-beta Delta_i),  Delta_i = min_j <x_i, x_i - x_j>                 [theory 5.7]
 
 A residual attention step followed by division by 1 + tau is the update with s = tau / (1 + tau): use evolve(...,
-contraction="resolvent") with fixed keys.
+contraction="shrinkage") with fixed keys.
 
 Read next: evolution.py (patterns that move).
 """

@@ -11,7 +11,11 @@ The corners of the cube are 2^d keys, and `Spins` is their measure: G = sum log 
 the log normaliser of the patterns in their energy; classical networks have that of the spins in their mean field. The
 machines are `Gibbs` pairs of spins and another measure, sampled by `Gibbs.chain`.
 
-Read next: hopfield.py (modern networks), ../measures/gibbs.py (the chain), ../measures/exponential.py (`Spins`).
+Linear attention to the patterns, with identity features, applies the matrix of Hebb's rule and its diagonal to a query.
+Its log normaliser is minus this energy up to the diagonal: quadratic where softmax attention is exponential.
+
+Read next: hopfield.py (modern networks), ../attention/linear.py (these weights as attention), ../measures/gibbs.py (the
+chain), ../measures/exponential.py (`Spins`).
 """
 
 import math

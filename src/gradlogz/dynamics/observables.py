@@ -2,7 +2,7 @@
 
     radius              sqrt(E|x|²)                                  root mean square length
     mean_fraction       |E x|² / E|x|²                               1: all tokens are equal
-    effective_rank      exp of the entropy of the normalised eigenvalues of the covariance
+    effective_rank      exp of the entropy of the normalised eigenvalues of the covariance; NaN for equal tokens
     log_det             log det of the covariance / 2                the entropy of a Gaussian cloud, up to a constant
     rank_one_residual   |X - 1 m'| / |X| in sqrt(|.|_1 |.|_inf)      0: all tokens are equal           [dong21]
     log_pair_energy     log sum_ij exp(beta <x_i, B x_j>)            never decreases                 [theory 5.3]
@@ -30,6 +30,7 @@ from .contraction import moments_of
 LINK = 0.05  # distance, relative to the radius, below which two tokens are linked
 SAMPLE = 600  # largest number of tokens that are compared in pairs
 DIRECTIONS = 64
+ROUNDING = 16  # times eps of the radius: the spread of tokens that are equal to rounding is at most 3 in experiments
 
 
 class AttentionRecord(NamedTuple):
@@ -57,9 +58,19 @@ def mean_fraction(x: Tensor, record: AttentionRecord, step: CloudStep | None) ->
 
 
 def effective_rank(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:
-    values = torch.linalg.eigvalsh(moments_of(x)[1]).clamp(min=0.0)
-    p = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    return (-torch.special.xlogy(p, p).sum(-1)).exp()
+    return rank_of(moments_of(x)[1], x.square().sum(-1).mean(-1))
+
+
+def rank_of(covariance: Float[Tensor, "*b d d"], squared_radius: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Effective rank of a covariance; NaN where tokens of this radius are equal to rounding, and it is noise.
+
+    A cloud may collapse without losing a dimension, so that no value is its limit.
+    """
+    values = torch.linalg.eigvalsh(covariance).clamp(min=0.0)
+    total = values.sum(-1)
+    p = values / total.unsqueeze(-1).clamp(min=torch.finfo(values.dtype).tiny)
+    rounding = (ROUNDING * torch.finfo(values.dtype).eps) ** 2 * squared_radius
+    return (-torch.special.xlogy(p, p).sum(-1)).exp().masked_fill(total <= rounding, torch.nan)
 
 
 def log_det(x: Tensor, record: AttentionRecord, step: CloudStep | None) -> Tensor:

@@ -68,7 +68,7 @@
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 12, r: 12, t: 8, b: 12 },
       font: { family: getComputedStyle(document.body).fontFamily, size: width < 480 ? 11 : 12, color: palette.ink },
-      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
+      legend: { orientation: "h", traceorder: "normal", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
       hoverlabel: { bgcolor: palette.raised, bordercolor: palette.rule, font: { color: palette.ink } },
       dragmode: coarse ? false : "zoom", showlegend: true, ...merged,
     };

@@ -76,20 +76,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Ribbon:
-    """The area between two curves."""
+    """The area between two curves; `legend`: whether it has an entry in the legend."""
 
     name: str
     x: Numbers
     low: Numbers
     high: Numbers
     colour: str = "blue"
+    legend: bool = True
 
     def traces(self) -> list[dict[str, Any]]:
         """Traces for plotly: an invisible curve, and a second one filled down to it."""
         bare = {"mode": "lines", "line": {"width": 0, "color": f"@{self.colour}"}, "hoverinfo": "skip"}
         low = _scatter(f"{self.name}, low", self.x, self.low, showlegend=False, legendgroup=self.name, **bare)
         fill = {"fill": "tonexty", "fillcolor": f"@{self.colour}/0.16"}
-        return [low, _scatter(self.name, self.x, self.high, legendgroup=self.name, **bare, **fill)]
+        high = _scatter(self.name, self.x, self.high, legendgroup=self.name, **bare, **fill)
+        return [low, high if self.legend else {**high, "showlegend": False}]
 
 
 @dataclass(frozen=True)

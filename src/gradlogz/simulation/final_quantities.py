@@ -10,7 +10,7 @@
     refuted        no seed meets it               it lies outside the interval and differs by more than 5 %
     inconclusive   only some seeds meet it        it differs by more than 5 %, and one seed gives no interval
 
-Curves for Gaussian clouds are compared only if every cloud is Gaussian at the end.
+Curves for Gaussian clouds are compared only if every cloud is Gaussian at the end, or if they hold for every cloud.
 
 Read next: theory_curves.py (the curves), ../reporting/simulation_terminal.py (the table).
 """
@@ -77,7 +77,7 @@ def _observables(simulation: Simulation, predicted: ExpectedOutcome | None) -> l
     observed = simulation.trajectory.observed
     names = [name for name in OBSERVABLES if name in observed]
     gaussian = all(v.kind == "gaussian" for v in simulation.verdicts)
-    curves = theory_curves.moments(simulation) if gaussian else {}
+    curves = theory_curves.moments(simulation) if gaussian or theory_curves.exact(simulation.settings) else {}
     rows = [_with_curve(_mean(name, observed[name][-1]), curves.get(name), simulation) for name in names]
     if predicted is not None and not _is_state(simulation, predicted):
         at = 0 if predicted.name.startswith("start ") else -1

@@ -18,6 +18,10 @@ import torch
 
 from .._typing import Float, Tensor
 from ..dynamics.evolution import Ascent
+from ..measures.gaussian import Gaussian
+from ..measures.measure import Measure
+from ..measures.sphere import Sphere
+from .matrix_text import matrix_of, vector_of
 from .settings import SimulationSettings
 
 Sampler = Callable[[int, int, torch.Generator], Tensor]
@@ -60,8 +64,12 @@ def starts(settings: SimulationSettings) -> Float[Tensor, "b n d"]:
 
 
 def ascent_of(settings: SimulationSettings) -> Ascent:
-    """The attention step of these settings; fixed keys are drawn with the seed `seed - 1`."""
-    s, B, W, keys = settings, None, None, None
+    """The attention step of these settings; fixed keys have the seed `seed - 1`, keys drawn in each step `seed - 2`."""
+    s, B, W = settings, None, None
+    keys: Tensor | Measure | None = key_measure_of(s)
+    if (s.qk_matrix, s.ov_matrix) != ("1", "qk"):
+        B = matrix_of(s.qk_matrix, s.dim)
+        W = None if s.ov_matrix == "qk" else matrix_of(s.ov_matrix, s.dim)
     if s.heads > 1:
         blocks = torch.eye(s.heads, dtype=torch.float64).repeat_interleave(s.dim // s.heads, 1)
         B = torch.diag_embed(blocks)
@@ -69,7 +77,23 @@ def ascent_of(settings: SimulationSettings) -> Ascent:
     if s.keys:
         initial = s.initial if s.initial in ("sphere", "circle") else "gaussian"
         keys = _draw(replace(s, initial=initial), s.keys, s.seed - 1)
-    return Ascent(tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual)
+    generator = torch.Generator().manual_seed((s.seed - 2) % 2**63)
+    return Ascent(
+        tau=s.tau, beta=s.beta, B=B, W_v=W, keys=keys, causal=s.causal, residual=s.residual, natural=s.natural,
+        draws=s.draws or None, generator=generator if s.draws else None,
+    )  # fmt: skip
+
+
+def key_measure_of(settings: SimulationSettings) -> Measure | None:
+    """The measure in place of the keys, or None."""
+    s = settings
+    if s.key_measure == "sphere":
+        unit = s.contraction.split("+")[-1] == "sphere"
+        return Sphere(s.dim, torch.tensor(1.0 if unit else math.sqrt(s.dim), dtype=torch.float64))
+    mean, covariance = vector_of(s.key_mean, s.dim), matrix_of(s.key_covariance, s.dim)
+    if s.key_measure == "none" or mean is None or covariance is None:
+        return None
+    return Gaussian(mean, covariance)
 
 
 def _draw(settings: SimulationSettings, n: int, seed: int) -> Tensor:

@@ -25,6 +25,7 @@ from .._settings import changed
 from ..dynamics.evolution import evolve
 from .grid import Grid, Range, ranges_of
 from .initial_clouds import ascent_of, starts
+from .matrix_text import MatrixLike, text_of
 from .records import GridPoint, Phases, base_of
 from .run_simulation import placement_of
 from .settings import SimulationSettings, check
@@ -49,6 +50,13 @@ def sweep(
     residual: bool | None = None,
     heads: int | None = None,
     keys: int | None = None,
+    key_measure: str | None = None,
+    key_mean: MatrixLike | None = None,
+    key_covariance: MatrixLike | None = None,
+    qk_matrix: MatrixLike | None = None,
+    ov_matrix: MatrixLike | None = None,
+    natural: bool | None = None,
+    draws: int | None = None,
     seeds: int | None = None,
     seed: int | None = None,
     every: int | None = None,
@@ -71,8 +79,10 @@ def sweep(
     """
     settings = changed(
         base_of(preset), tokens=tokens, dim=dim, beta=beta, tau=tau, contraction=contraction, initial=initial,
-        steps=steps, placement=placement, causal=causal, residual=residual, heads=heads, keys=keys, seeds=seeds,
-        seed=seed, every=every,
+        steps=steps, placement=placement, causal=causal, residual=residual, heads=heads, keys=keys,
+        key_measure=key_measure, key_mean=text_of("key_mean", key_mean),
+        key_covariance=text_of("key_covariance", key_covariance), qk_matrix=text_of("qk_matrix", qk_matrix),
+        ov_matrix=text_of("ov_matrix", ov_matrix), natural=natural, draws=draws, seeds=seeds, seed=seed, every=every,
     )  # fmt: skip
     check(settings)
     ranges = ranges_of(grid)

@@ -81,19 +81,38 @@ SINGLE = [
         "blow-up", "[theory 5.1]",
     ),
     Preset(
-        "theorem-1", "fixed Gaussian keys and whitening: every cloud of mean 0 and unit covariance is stationary",
+        "theorem-1", "Gaussian keys, moments restored to those of Theorem 1: every cloud with them is stationary",
+        SimulationSettings(tokens=400, dim=2, beta=1.0, contraction="recoloring", initial="exponential", steps=40,
+                           key_measure="gaussian", key_mean="1,-0.5", key_covariance="2,0.6/0.6,0.5"),
+        "displacement 0-0.000000001", "[theory 4.1]",
+    ),
+    Preset(
+        "theorem-1-resolvent", "Gaussian keys, any weight matrices, inverse of the step: every cloud is stationary",
+        SimulationSettings(tokens=400, dim=2, beta=0.5, contraction="inverse_step", initial="exponential", steps=40,
+                           key_measure="gaussian", key_mean="1,-0.5", key_covariance="2,0.6/0.6,0.5",
+                           qk_matrix="1,0.3/-0.2,0.8", ov_matrix="0.5,0/0.4,1"),
+        "displacement 0-0.000000001", "[theory 4.3]",
+    ),
+    Preset(
+        "theorem-1-sampled", "4096 fixed Gaussian keys and whitening: a cloud of mean 0 and covariance I hardly moves",
         SimulationSettings(tokens=400, dim=2, beta=0.3, keys=4096, initial="uniform", steps=20),
         "displacement 0-0.01", "[theory 4.1]",
     ),
     Preset(
         "hopfield", "six fixed patterns, division by 1 + tau: each token retrieves a pattern",
-        SimulationSettings(tokens=300, beta=4.0, contraction="resolvent", initial="sphere", keys=6, steps=120),
+        SimulationSettings(tokens=300, beta=4.0, contraction="shrinkage", initial="sphere", keys=6, steps=120),
         "clusters 4-6", "[theory 5.6]",
     ),
     Preset(
         "hopfield-warm", "six fixed patterns with beta diam² < 4: one fixed point, no retrieval",
-        SimulationSettings(tokens=300, beta=0.1, contraction="resolvent", initial="sphere", keys=6, steps=120),
+        SimulationSettings(tokens=300, beta=0.1, contraction="shrinkage", initial="sphere", keys=6, steps=120),
         "collapsed", "[theory 5.7]",
+    ),
+    Preset(
+        "resampling", "every token replaced by one drawn with its attention weights: all descend from one in the end",
+        SimulationSettings(tokens=100, dim=2, beta=0.1, tau=1.0, contraction="none", residual=False, draws=1,
+                           steps=800),
+        "collapsed", "[delmoral06]",
     ),
     Preset(
         "no-residual", "attention without residual connection: the convex hull shrinks to a point",

@@ -18,6 +18,7 @@ from ..dynamics.evolution import Placement, Trajectory, evolve
 from ..dynamics.growth import fastest_degree
 from ..dynamics.mode_amplitudes import harmonic_mode
 from .initial_clouds import ascent_of, starts
+from .matrix_text import MatrixLike, text_of
 from .presets import DEFAULT, Preset, preset_of
 from .records import Simulation
 from .settings import CUSTOM, SimulationSettings, check
@@ -45,6 +46,13 @@ def simulate(
     residual: bool | None = None,
     heads: int | None = None,
     keys: int | None = None,
+    key_measure: str | None = None,
+    key_mean: MatrixLike | None = None,
+    key_covariance: MatrixLike | None = None,
+    qk_matrix: MatrixLike | None = None,
+    ov_matrix: MatrixLike | None = None,
+    natural: bool | None = None,
+    draws: int | None = None,
     seeds: int | None = None,
     seed: int | None = None,
     every: int | None = None,
@@ -57,6 +65,8 @@ def simulate(
 
     Args:
         what: name of a preset (`gradlogz simulate --list`), or a cloud [n, d], or one cloud per seed [b, n, d].
+        key_mean, key_covariance, qk_matrix, ov_matrix: a number, a vector (of a matrix: its diagonal) or a matrix, as
+            a tensor, as sequences of numbers or as the text of the settings.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
             steps.
 
@@ -80,8 +90,10 @@ def simulate(
         base = preset.settings
     settings = changed(
         base, tokens=tokens, dim=dim, beta=beta, tau=tau, contraction=contraction, initial=initial, steps=steps,
-        placement=placement, causal=causal, residual=residual, heads=heads, keys=keys, seeds=seeds, seed=seed,
-        every=every,
+        placement=placement, causal=causal, residual=residual, heads=heads, keys=keys, key_measure=key_measure,
+        key_mean=text_of("key_mean", key_mean), key_covariance=text_of("key_covariance", key_covariance),
+        qk_matrix=text_of("qk_matrix", qk_matrix), ov_matrix=text_of("ov_matrix", ov_matrix), natural=natural,
+        draws=draws, seeds=seeds, seed=seed, every=every,
     )  # fmt: skip
     check(settings)
     if cloud is None:

@@ -51,16 +51,16 @@ def boundaries(phases: Phases) -> list[Boundary]:
     s, names = phases.settings, (x.name, y.name)
     lines: list[tuple[str, list[tuple[float, float]]]] = []
     swept = {r.name: r for r in phases.ranges}
-    if "contraction" not in names:
+    if "contraction" not in names and s.plain:
         if set(names) == {"beta", "tau"}:
             lines += _descent_lines(s, swept["beta"], names)
         elif "tau" in names:
             lines.append(("τ = 0", _level(swept, names, "tau", 0.0)))
-    if "beta" in names and not s.keys and not s.causal and s.heads == 1:
+    if "beta" in names and s.plain and not s.keys and not s.causal and s.heads == 1:
         lines.append(("self-weight 1/2", _half_self_weight(s, swept, names)))
-    if "beta" in names and s.keys and not {"dim", "tokens"} & set(names):
+    if "beta" in names and s.plain and s.keys and not {"dim", "tokens"} & set(names):
         keys = ascent_of(s).keys
-        assert keys is not None  # since s.keys > 0
+        assert isinstance(keys, torch.Tensor)  # since s.keys > 0
         lines.append(("β diam² = 4", _level(swept, names, "beta", 4 / float(torch.pdist(keys).max()) ** 2)))
     inside = [(name, [p for p in points if _inside(p[0], x) and _inside(p[1], y)]) for name, points in lines]
     return [Boundary(name, [p[0] for p in points], [p[1] for p in points]) for name, points in inside]

@@ -16,10 +16,11 @@ import math
 
 import torch
 
-from .._typing import Bool, Float, Tensor
+from .._typing import Bool, Tensor
 from ..dynamics.contraction import moments_of
 from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
+from ..dynamics.observables import rank_of
 from .initial_clouds import ascent_of
 from .records import Curve, Simulation
 from .settings import SimulationSettings
@@ -33,11 +34,13 @@ FEW = 3  # largest dimension in which tokens on a sphere are far from Gaussian
 def moments(simulation: Simulation) -> dict[str, Curve]:
     """Radius, share of the mean and effective rank of a Gaussian cloud with the initial moments, as medians over seeds.
 
-    Empty without a closed form: with a causal mask, several heads, fixed keys, another placement than "post", or
-    tokens on a circle or a low-dimensional sphere.
+    Empty without a closed form: with a causal mask, several heads, fixed keys other than a Gaussian measure, another
+    placement than "post", or tokens on a circle or a low-dimensional sphere.
     """
     s = simulation.settings
-    if s.causal or s.heads > 1 or s.keys or s.placement != "post" or s.initial in ROUND_INITIAL or _on_sphere(s):
+    fixed = s.keys or s.key_measure == "sphere"
+    round_ = (s.initial in ROUND_INITIAL or _on_sphere(s)) and not exact(s)
+    if s.causal or s.heads > 1 or fixed or s.placement != "post" or round_:
         return {}
     ascent = ascent_of(s)
     gaussian = GaussianCloud(*moments_of(simulation.start))
@@ -47,22 +50,31 @@ def moments(simulation: Simulation) -> dict[str, Curve]:
         if not bool(torch.isfinite(C).all()):
             break
         size = m.square().sum(-1) + C.diagonal(dim1=-2, dim2=-1).sum(-1)
-        rows.append((size.sqrt().median(), (m.square().sum(-1) / size).median(), _rank(C).median()))
+        rows.append((size.sqrt().median(), (m.square().sum(-1) / size).median(), rank_of(C, size).median()))
         try:
             gaussian = gaussian.evolve(ascent, contraction=s.contraction_names, steps=then - now)
         except ValueError:  # the covariance is no longer positive definite in this precision: the curve ends
             break
     columns = zip(*((float(a), float(b), float(c)) for a, b, c in rows), strict=True)
-    formula = "moment closure" if s.contraction.split("+")[-1] in TOKEN_NORMS else "closed form"
+    formula = (
+        "exact" if exact(s) else "moment closure" if s.contraction.split("+")[-1] in TOKEN_NORMS else "closed form"
+    )
     names = ("radius", "mean_fraction", "effective_rank")
     return {name: Curve(list(values), formula) for name, values in zip(names, columns, strict=True)}
+
+
+def exact(settings: SimulationSettings) -> bool:
+    """True if the moments of every cloud have a closed form: affine steps on Gaussian keys, affine contractions."""
+    s = settings
+    affine = not any(part in TOKEN_NORMS for part in s.contraction.split("+"))
+    return s.key_measure == "gaussian" and affine and s.placement == "post" and not s.draws
 
 
 def growth(simulation: Simulation) -> tuple[str, Curve] | None:
     """The observable of the first unstable mode, and its predicted exponential growth from the initial value."""
     s = simulation.settings
     last = s.contraction.split("+")[-1]
-    if s.causal or s.heads > 1 or s.keys or s.placement != "post" or not s.residual or s.beta <= 0:
+    if not s.plain or s.causal or s.heads > 1 or s.keys or s.placement != "post" or not s.residual or s.beta <= 0:
         return None
     dim = s.dim - 1 if last == "layer_norm" else s.dim
     if "harmonic" in simulation.trajectory.observed:
@@ -94,7 +106,7 @@ def weights(simulation: Simulation) -> dict[str, Curve]:
     Logits are assumed Gaussian, which holds for Gaussian tokens and on high-dimensional spheres.
     """
     s, observed = simulation.settings, simulation.trajectory.observed
-    if s.causal or s.heads > 1 or _on_sphere(s):
+    if not s.plain or s.causal or s.heads > 1 or _on_sphere(s):
         return {}
     squared = observed["radius"].square().median(-1).values.tolist()
     means = observed["mean_fraction"].median(-1).values.tolist()
@@ -116,7 +128,9 @@ def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
     diam(x') <= (1 - sum_j min_i a_ij) diam(x) for one step; over several steps, the previous diameter.
     """
     s = simulation.settings
-    alone = not (s.residual or s.causal or s.keys) and s.heads == 1 and s.tau == 1.0 and s.contraction == "none"
+    alone = (
+        s.plain and not (s.residual or s.causal or s.keys) and s.heads == 1 and s.tau == 1.0 and s.contraction == "none"
+    )
     if not alone or simulation.frames.shape[1] < s.tokens:
         return None
     diameters, bounds = [], [math.nan]
@@ -131,7 +145,7 @@ def hull(simulation: Simulation) -> tuple[list[float], Curve] | None:
 def rising(simulation: Simulation) -> bool:
     """True if the pair energy cannot decrease: unmasked residual ascent, free or on a sphere.   [theory 5.3]"""
     s = simulation.settings
-    plain = not (s.causal or s.keys or s.heads > 1) and s.residual and s.placement == "post"
+    plain = s.plain and not (s.causal or s.keys or s.heads > 1) and s.residual and s.placement == "post"
     return plain and s.tau > 0 and s.beta > 0 and s.contraction in ("none", "sphere", "rms_norm")
 
 
@@ -145,10 +159,3 @@ def _on_sphere(settings: SimulationSettings) -> bool:
     """True if tokens lie on a circle or a low-dimensional sphere."""
     on = settings.initial in ROUND_INITIAL or settings.contraction.split("+")[-1] in TOKEN_NORMS
     return settings.initial == "circle" or (on and settings.dim <= FEW)
-
-
-def _rank(covariance: Float[Tensor, "*b d d"]) -> Tensor:
-    """Effective rank: exp of the entropy of the normalised eigenvalues."""
-    values = torch.linalg.eigvalsh(covariance).clamp(min=0.0)
-    p = values / values.sum(-1, keepdim=True)
-    return (-torch.special.xlogy(p, p).sum(-1)).exp()
