@@ -5,6 +5,7 @@ import torch
 from gradlogz import AttentionFilter, ConjugateFilter, Gaussian, Prior, Series, SwitchingModel
 from gradlogz.filters import (
     BetaBinomial,
+    ConjugateWeights,
     DirichletMultinomial,
     Discount,
     GammaExponential,
@@ -15,7 +16,11 @@ from gradlogz.filters import (
     LinearMotion,
     Reset,
     Slots,
+    attended_model,
+    attentive_gpb1,
+    attentive_gpb2,
     attentive_imm,
+    fit_eta,
     is_closed_under,
     linear_link,
 )
@@ -43,6 +48,7 @@ fields = {
     "R": torch.ones(2, 1, 1, dtype=F64),
 }
 switching = SwitchingModel(transition=T, **fields)
+conjugate = ConjugateWeights(Gaussian(points[0], eye), points)
 flowing = SwitchingModel(transition=Generator(number([[-1.0, 1.0], [1.0, -1.0]])), **fields)
 
 
@@ -292,6 +298,12 @@ ERRORS = [
     ),
     (
         ValueError,
+        "AttentionFilter.step: value",
+        "[m=3, d=2, e]",
+        lambda: AttentionFilter(value=torch.ones(2, 2, 2, dtype=F64)).step(Slots(points), points),
+    ),
+    (
+        ValueError,
         "AttentionFilter.dropped: slots.covariance",
         "(3,",
         lambda: AttentionFilter().dropped(Slots(points, eye), points),
@@ -319,6 +331,72 @@ ERRORS = [
         "attentive_imm: observations",
         "[*b,",
         lambda: attentive_imm(switching, torch.zeros(4, 2, dtype=F64), Prior(points[0], eye), eta=eye),
+    ),
+    (
+        ValueError,
+        "attentive_gpb1: eta",
+        "mode",
+        lambda: attentive_gpb1(switching, y, Prior(points[0], eye), eta=points),
+    ),
+    (
+        ValueError,
+        "attentive_gpb2: model",
+        "transition",
+        lambda: attentive_gpb2(flowing, y, Prior(points[0], eye), eta=eye),
+    ),
+    (
+        ValueError,
+        "attended_model: method",
+        "gpb2",
+        lambda: attended_model(switching, y, Prior(points[0], eye), eta=eye, method="kim"),
+    ),
+    (
+        ValueError,
+        "fit_eta: method",
+        "gpb2",
+        lambda: fit_eta(switching, y, Prior(points[0], eye), method="kim"),
+    ),
+    (
+        ValueError,
+        "fit_eta: method",
+        "max_iterations",
+        lambda: fit_eta(switching, y, Prior(points[0], eye), max_iterations=0),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights: eta",
+        "[n, d=2]",
+        lambda: ConjugateWeights(Gaussian(points[0], eye), points[0]),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights: eta",
+        "batch",
+        lambda: ConjugateWeights(Gaussian(points, eye.expand(3, 2, 2)), points),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights: log_prior",
+        "[3]",
+        lambda: ConjugateWeights(Gaussian(points[0], eye), points, log_prior=points[0]),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights.update: xi",
+        "[*b, d=2]",
+        lambda: conjugate.update(points[:, :1], 1.0),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights.update: xi",
+        "nu",
+        lambda: conjugate.update(points[0], number([1.0, 2.0])),
+    ),
+    (
+        ValueError,
+        "ConjugateWeights.attend: value",
+        "[n=3, v]",
+        lambda: conjugate.attend(points, value=eye),
     ),
     (
         ValueError,

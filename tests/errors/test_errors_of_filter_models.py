@@ -13,6 +13,7 @@ from gradlogz.filters import (
     follow_drift,
     range_bearing,
     unknown_turn,
+    with_clutter,
 )
 from support.error_form import each_of, refused
 
@@ -55,7 +56,28 @@ def at_the_sensor():
 
 
 ERRORS = [
-    (TypeError, "Generator: rate", "a tensor", lambda: Generator(0.1)),
+    (ValueError, "with_clutter: model", "Generator", lambda: with_clutter(continuous, 0.1, torch.eye(1, dtype=F64))),
+    (ValueError, "with_clutter: probability", "1.5", lambda: with_clutter(discrete, 1.5, torch.eye(1, dtype=F64))),
+    (ValueError, "with_clutter: covariance", "[1, 1]", lambda: with_clutter(discrete, 0.1, torch.eye(2, dtype=F64))),
+    (
+        ValueError,
+        "with_clutter: mean",
+        "[1]",
+        lambda: with_clutter(discrete, 0.1, torch.eye(1, dtype=F64), mean=torch.zeros(2, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "with_clutter: mean",
+        "got shape",
+        lambda: with_clutter(discrete, 0.1, torch.eye(1, dtype=F64), mean=torch.zeros((), dtype=F64)),
+    ),
+    (
+        ValueError,
+        "with_clutter: covariance",
+        "semidefinite",
+        lambda: with_clutter(discrete, 0.1, -torch.eye(1, dtype=F64)),
+    ),
+    (TypeError, "Generator: rate", "a tensor", lambda: Generator([[0.0]])),
     (TypeError, "SwitchingModel: F", "a tensor", lambda: SwitchingModel(stay, *[None] * 4)),
     (
         ValueError,

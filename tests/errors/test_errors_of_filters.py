@@ -11,6 +11,7 @@ from gradlogz.filters import (
     Discount,
     FilterState,
     GammaPoisson,
+    association_probability,
     constant_velocity,
     coordinated_turn,
     enumerate_modes,
@@ -36,9 +37,11 @@ model = SwitchingModel(**good)
 start = Prior(torch.zeros(2, dtype=F64), eye)
 y = torch.zeros(4, 1, dtype=F64)
 nan = torch.nan * torch.ones(2, 2, 2, dtype=F64)
+third = torch.full((3,), 1 / 3, dtype=F64)
 driven = SwitchingModel(**good, B=torch.ones(2, 2, 3, dtype=F64))
 changing = SwitchingModel(**{**good, "F": eye.expand(5, 2, 2, 2)})
 many = SwitchingModel(**{**good, "F": eye.expand(3, 1, 2, 2, 2)})
+exploding = SwitchingModel(**{**good, "F": 1e60 * eye.expand(2, 2, 2)})
 certain = SwitchingModel(**{**good, "Q": 0 * good["Q"], "R": 0 * good["R"]})
 
 
@@ -52,6 +55,19 @@ def filtered(y=y, m=model, prior=start):
 
 def series(y=y, **options):
     return lambda: Series(y, **options)
+
+
+def updated(observation, m=model, **options):
+    """Update a predicted state."""
+    online = SwitchingFilter(m)
+    return lambda: online.update(online.predict(online.init(start)), observation, **options)
+
+
+def halves(observation, **options):
+    """Update by another filter than the one that predicted."""
+    online = SwitchingFilter(model)
+    predicted = online.predict(online.init(start))
+    return lambda: SwitchingFilter(model, "gpb", depth=2).update(predicted, observation, **options)
 
 
 def prior(**changes):
@@ -203,13 +219,15 @@ ERRORS = [
         ValueError,
         "SwitchingFilter.step: state",
         "Gaussian",
-        lambda: check_state("SwitchingFilter.step", model, SwitchingFilter(model).init(start), depth=1),
+        lambda: check_state("SwitchingFilter.step", model, FilterState(*SwitchingFilter(model).init(start)), depth=1),
     ),
     (
         ValueError,
         "SwitchingFilter.step: state",
         "Gaussian",
-        lambda: check_state("SwitchingFilter.step", model, SwitchingFilter(model, "gpb", depth=1).init(start), depth=0),
+        lambda: check_state(
+            "SwitchingFilter.step", model, FilterState(*SwitchingFilter(model, "gpb", depth=1).init(start)), depth=0
+        ),
     ),
     (
         TypeError,
@@ -372,6 +390,100 @@ ERRORS = [
         "imm: fields",
         "Filtered",
         lambda: imm(model, y, start, fields=("means", "covariance")),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.predict: time",
+        "step",
+        lambda: SwitchingFilter(changing).predict(SwitchingFilter(changing).init(start), time=5),
+    ),
+    (ValueError, "SwitchingFilter.update: observation", "observation", updated(y)),
+    (ValueError, "Prior: per", "mode", lambda: Prior(torch.zeros(2, 2), torch.eye(2), per="axis")),
+    (ValueError, "SwitchingModel: per", "time", built(per="mode")),
+    (ValueError, "imm: prior.mean", "modes or", filtered(y.expand(2, 4, 1), prior=prior(mean=eye))),
+    (
+        ValueError,
+        "imm: prior.covariance",
+        "modes or",
+        filtered(y.expand(2, 4, 1), prior=prior(covariance=eye.expand(2, 2, 2))),
+    ),
+    (ValueError, "imm: F", "steps or", filtered(torch.zeros(5, 5, 1, dtype=F64), changing)),
+    (
+        ValueError,
+        "SwitchingFilter.step: F",
+        "steps or",
+        lambda: SwitchingFilter(changing).step(
+            SwitchingFilter(changing).init(start, batch_shape=(5,)), torch.zeros(5, 1, dtype=F64)
+        ),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: state",
+        "comes from imm",
+        lambda: SwitchingFilter(model, "gpb", depth=2).step(SwitchingFilter(model).init(start), y[0]),
+    ),
+    (ValueError, "FilterState: index", "one target", lambda: SwitchingFilter(model).init(start)[0]),
+    (
+        ValueError,
+        "FilterState.cat: states",
+        "one filter",
+        lambda: FilterState.cat(
+            [f.init(start, batch_shape=(1,)) for f in (SwitchingFilter(model), SwitchingFilter(model, "gpb", depth=2))]
+        ),
+    ),
+    (ValueError, "imm: model", "although R is", filtered(torch.zeros(9, 1, dtype=F64), exploding)),
+    (
+        TypeError,
+        "SwitchingModel.of: None",
+        "share one dtype",
+        lambda: SwitchingModel.of(
+            [
+                KalmanModel(eye, eye, eye[:1], eye[:1, :1]),
+                KalmanModel(*(t.float() for t in (eye, eye, eye[:1], eye[:1, :1]))),
+            ],
+            transition=good["transition"],
+        ),
+    ),
+    (
+        ValueError,
+        "constant_velocity: observation_variance",
+        "each axis",
+        lambda: constant_velocity(2, dt=1.0, spectral_density=1.0, observation_variance=[1.0, 2.0, 3.0]),
+    ),
+    (ValueError, "SwitchingFilter.update: observation", "detections", updated(y[0], association=third)),
+    (ValueError, "SwitchingFilter.update: association", "of none", updated(y[:3], association=third)),
+    (ValueError, "SwitchingFilter.update: association", "negative", updated(y[:2], association=third - 0.5)),
+    (ValueError, "SwitchingFilter.update: association", "one", updated(y[:2], association=third / 2)),
+    (ValueError, "SwitchingFilter.update: association", "missing", updated(y[:2] * math.nan, association=third)),
+    (
+        ValueError,
+        "SwitchingFilter.update: step_log_likelihood",
+        "each target",
+        updated(y[:2], association=third, step_log_likelihood=third),
+    ),
+    (ValueError, "SwitchingFilter.update: predicted", "got imm", halves(y[0])),
+    (ValueError, "SwitchingFilter.update: mask", "combined", updated(y[:2], association=third, mask=y[:2, 0] > 0)),
+    (ValueError, "SwitchingFilter.update: step_log_likelihood", "needs", updated(y[0], step_log_likelihood=third[0])),
+    (
+        TypeError,
+        "SwitchingFilter.update: predicted",
+        "Predicted",
+        lambda: SwitchingFilter(model).update(SwitchingFilter(model).init(start), y[0]),
+    ),
+    (ValueError, "SwitchingFilter.update: mask", "bool", updated(y[0], mask=y[:3, 0] > 0)),
+    (
+        ValueError,
+        "association_probability: gate_probability",
+        "from 0 to 1",
+        lambda: association_probability(
+            third, detection_probability=0.9, log_clutter_density=0.0, gate_probability=1.1
+        ),
+    ),
+    (
+        ValueError,
+        "association_probability: detection_probability",
+        "always",
+        lambda: association_probability(math.nan * third, detection_probability=1.0, log_clutter_density=0.0),
     ),
     (
         ValueError,

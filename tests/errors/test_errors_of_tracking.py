@@ -7,8 +7,11 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import pandas
+
 from gradlogz import track
-from gradlogz.tracking import write_table
+from gradlogz.commands.track import columns_in, numbers_in
+from gradlogz.tracking import frame_of, write_table
 from support.error_form import each_of, refused
 
 FOLDER = Path(tempfile.mkdtemp())
@@ -81,13 +84,28 @@ ERRORS = [
         "missing",
         of("time,target,x\n0,a,1\n"),
     ),
-    (
-        ValueError,
-        "track: columns",
-        "speed",
-        of("time,target,x,y,speed\n0,a,1,1,1\n"),
-    ),
+    (ValueError, "track: columns", "latitude", of("time,lon\n0,1\n")),
+    (ValueError, "track: columns", "both", of("time,id,icao24,x,y\n0,a,b,1,1\n")),
+    (ValueError, "track: columns", "rcs", of("time,x,y\n0,1,1\n", columns={"rcs": "x"})),
+    (ValueError, "track: columns", "east", of("time,x,y\n0,1,1\n", columns={"x": "east"})),
+    (ValueError, "track: columns", "unit", of("time,x,y\n0,1,1\n", columns={"x": "x:parsec"})),
+    (ValueError, "track: columns", "unit", of("time,lat,lon\n0,1,1\n", columns={"latitude": "lat:m"})),
+    (ValueError, "track: columns", "unit", of("time,x_km,y\n0,1,1\n")),
+    (ValueError, "track: columns", "sigma_y", of("time,x,y,sigma_x\n0,1,1,1\n")),
+    (ValueError, "track: detections", "positive", of("time,x,y,sigma\n0,1,1,0\n")),
+    (ValueError, "track: detections", "90", of("time,lat,lon\n0,91,1\n")),
+    (ValueError, "track: detections", "360", of("time,lat,lon\n0,9,361\n")),
+    (ValueError, "track: sigma", "coordinates", lambda: track(SMALL, sigma=(1.0, 2.0, 3.0))),
+    (ValueError, "track: fit", "column", of("time,x,y,sigma\n0,1,1,1\n1,1,1,1\n2,1,1,1\n", fit=True)),
+    (ValueError, "track: outliers", "probability", lambda: track(SMALL, outliers=1.5)),
+    (TypeError, "track: detections", "dictionary", lambda: track([[0, 1, 2]])),
+    (ValueError, "track: --column", "QUANTITY", lambda: columns_in(["x"])),
+    (ValueError, "track: --sigma", "commas", lambda: numbers_in("a,b")),
+    (ValueError, "frame_of: library", "excel", lambda: frame_of(track(SMALL), "excel")),
+    (ImportError, "frame_of: pandas", "installed", without("pandas", lambda: frame_of(track(SMALL), "pandas"))),
     (ValueError, "track: columns", "twice", of("time,x,y,x\n0,1,1,1\n")),
+    (ValueError, "track: columns", "twice", lambda: track({**SMALL, "X": [0.0, 1.0, 2.0]})),
+    (ValueError, "track: columns", "twice", lambda: track(pandas.DataFrame([[0, 1, 1, 1]], columns=list("txyx")))),
     (
         ValueError,
         "track: columns",
@@ -110,18 +128,6 @@ ERRORS = [
     (ValueError, "track: detections", "timestamp", of(HEAD + ",a,0,0\n")),
     (ValueError, "track: detections", "target", of(HEAD + "0, ,0,0\n")),
     (ValueError, "track: detections", "4 cells", of(HEAD + "0,a,0,0\n1,a,0\n")),
-    (
-        ValueError,
-        "track: detections",
-        "target",
-        of(HEAD + "0,a,0,0\n0,b,0,0\n0,a,0,0\n"),
-    ),
-    (
-        ValueError,
-        "track: detections",
-        "target",
-        of(HEAD + "0,a,0,0\n2,a,0,0\n1,a,0,0\n"),
-    ),
     (
         ValueError,
         "track: detections",

@@ -262,7 +262,7 @@ def test_what_no_mode_can_produce_goes_the_other_path(calls, monkeypatch):
 def test_states_that_do_not_fit_are_not_read(calls):
     model, start = system(2, 2, 1), beginning(2, 2)
     chosen, y = SwitchingFilter(model), observed(model, 1, 5)[:, 0]
-    state = chosen.init(start)._replace(log_likelihood=torch.zeros(5, dtype=F64))
+    state = replace(chosen.init(start), log_likelihood=torch.zeros(5, dtype=F64))
     with pytest.raises(RuntimeError):  # of torch
         chosen.step(state, y)
     assert calls == [False]

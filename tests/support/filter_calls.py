@@ -674,12 +674,37 @@ for name, options in OPTIONS.items():
         return run
 
 
-@call("attentive_imm")
+for name in ("attentive_gpb1", "attentive_imm", "attentive_gpb2", "attended_model"):
+
+    @call(name)
+    def _(name=name):
+        data, eta = series(), torch.randn(3, 4, dtype=F64)
+
+        def run(at):
+            result = getattr(gradlogz.filters, name)(*at(data), eta=at(eta))
+            return result.transition if name == "attended_model" else result
+
+        return run
+
+
+@call("fit_eta")
 def _():
-    data, eta = series(), torch.randn(3, 4, dtype=F64)
+    data = series()
 
     def run(at):
-        return gradlogz.filters.attentive_imm(*at(data), eta=at(eta))
+        return gradlogz.filters.fit_eta(*at(data), method="imm", max_iterations=1).log_likelihood
+
+    return run
+
+
+@call("ConjugateWeights")
+def _():
+    eta, u = torch.randn(5, 3, dtype=F64), torch.randn(2, 6, 3, dtype=F64)
+
+    def run(at):
+        h = Gaussian(at(u)[0, 0], torch.eye(3, dtype=at(u).dtype, device=at(u).device))
+        weights = gradlogz.filters.ConjugateWeights(h, at(eta))
+        return weights.filter(at(u)), weights.attend(at(u), strength=2.0, value=at(eta))
 
     return run
 

@@ -43,7 +43,8 @@ def system(k=3, s=2, o=2, *, lead=(), transition=None, offsets=True, **more):
 def beginning(k=3, s=2, *, shared=False):
     """Return a random prior: one Gaussian per mode, or one for all modes."""
     lead = () if shared else (k,)
-    return Prior(torch.randn(*lead, s, dtype=F64), positive(*lead, s), torch.randn(k, dtype=F64).log_softmax(-1))
+    mean, covariance = torch.randn(*lead, s, dtype=F64), positive(*lead, s)
+    return Prior(mean, covariance, torch.randn(k, dtype=F64).log_softmax(-1), per=None if shared else "mode")
 
 
 def observed(model, steps, *batch):

@@ -13,7 +13,7 @@ from gradlogz.filters.moment_matching import collapse, mix, weigh
 from support.scales import close
 from support.switching_oracles import F64, positive, system
 
-THEORY = ("E43", "E45", "E47", "7.4")
+STATEMENTS = ("N2 Eq. 5, E43", "N2 Eq. 5, E45", "N2 Eq. 8, E47", "7.4 prediction")
 
 T = torch.tensor([[0.95, 0.05], [0.1, 0.9]], dtype=F64)
 half = torch.tensor([0.5, 0.5], dtype=F64)

@@ -65,8 +65,12 @@ def test_the_command_on_the_page_makes_the_page_again(file):
         found = running.track(**options)
         words = found.command.split()[2:]
         again = read_back(words)
-        assert again == {"seed": 0, "smooth": False, "fit": False, "skip_bad": False, **options}, found.command
+        assert again == {"columns": {}, "seed": 0, "smooth": False, "fit": False, "skip_bad": False, **options}, (
+            found.command
+        )
     assert running.track(file, model="turn", sigma=0.1).command == f"gradlogz track {file} --model turn --sigma 0.1"
+    named = running.track(file, columns={"x": "x:km", "y": "y:km"}, sigma=(0.5, 1.0)).command
+    assert named == f"gradlogz track {file} --column x=x:km --column y=y:km --sigma 0.5,1"
 
 
 def read_back(words):

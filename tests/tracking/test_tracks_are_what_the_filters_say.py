@@ -2,6 +2,8 @@
 
 import csv
 import math
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from gradlogz.filters import SwitchingModel, constant_velocity, smooth
 from gradlogz.special.proportions import share_of
 from gradlogz.tracking import table_of, write_table
 from gradlogz.tracking.noise_levels import DIFFUSE, LASTS
-from gradlogz.tracking.run_tracking import _discretized, batches
+from gradlogz.tracking.target_batches import batches, discretized
 from support.scales import close
 
 RNG = 7
@@ -39,6 +41,12 @@ def columns(lengths, *, dimensions=2, gaps=0.0, irregular=True, seed=RNG):
     )
 
 
+def extent(found):
+    """Largest distance of two positions along a coordinate."""
+    p = found.detections.position
+    return float((p.nan_to_num(nan=-1e9).amax(0) - p.nan_to_num(nan=1e9).amin(0)).max())
+
+
 def by_hand(found, who, method):
     """One target, one step after the other: the model of each step from the formulas of constant velocity."""
     at = [i for i, name in enumerate(table_of(found)["target"]) if name == who]
@@ -49,7 +57,7 @@ def by_hand(found, who, method):
     first = first.nan_to_num()
     dt = t.diff(prepend=t[:1])
     mean, covariance = torch.zeros(2 * d, dtype=torch.float64), torch.zeros(2 * d, dtype=torch.float64)
-    covariance[0::2] = max(DIFFUSE * levels.sigma, levels.extent) ** 2
+    covariance[0::2] = (DIFFUSE * levels.sigma) ** 2
     covariance[1::2] = (2 * levels.speed) ** 2
     models = []
     for h in dt.tolist():
@@ -81,7 +89,7 @@ def test_every_target_is_filtered_as_if_it_were_alone(dimensions):
     for who in ("T0", "T1", "T2", "T4"):
         at, first, alone = by_hand(found, who, "imm")
         seen = (~found.detections.position[at].isnan()).cumsum(0)
-        scale = found.levels.extent
+        scale = extent(found)
         expected = torch.cat((alone.mean[:, 0::2] + first, alone.mean[:, 1::2]), -1)
         known = torch.cat((seen >= 1, seen >= 2), -1)
         assert torch.equal(found.filtered.mean[at].isnan(), ~known)
@@ -96,7 +104,7 @@ def test_smoothed_rows_are_those_of_each_target_alone():
     for who in ("T0", "T1"):
         at, first, alone = by_hand(found, who, "smooth")
         expected = torch.cat((alone.mean[:, 0::2] + first, alone.mean[:, 1::2]), -1)
-        close(found.smoothed.mean[at], expected, scale=1e4 * found.levels.extent)  # from beliefs 1e3 sigmas wide
+        close(found.smoothed.mean[at], expected, scale=1e4 * extent(found))  # from beliefs 1e3 sigmas wide
         close(found.smoothed.probability[at], alone.log_mode_probability.exp(), scale=1e4)
 
 
@@ -119,7 +127,7 @@ def test_innovations_are_compared_with_what_was_expected():
 def test_steps_that_occur_often_are_made_once_and_are_the_same():
     model = track(columns([5]), sigma=1.0, noise=0.1).model
     dt = torch.tensor([[0.0, 0.5, 0.5, 2.0], [0.0, 2.0, 0.5, 0.5]], dtype=torch.float64)
-    few = _discretized(model, dt)
+    few = discretized(model, dt)
     for h, place in ((0.5, (0, 1)), (2.0, (1, 1)), (0.0, (0, 0))):
         F = torch.linalg.matrix_exp(h * model.F)
         close(few.F[place], F, scale=10.0)
@@ -244,3 +252,99 @@ def test_the_scenario_is_the_derivative_of_its_positions():
     truth = flown(t, 0.3, 1)[:, 2:]
     assert (speed - truth).abs().max() < 1e-3 * SPEED
     close(truth.norm(dim=-1), torch.full((500,), SPEED, dtype=torch.float64), scale=SPEED)
+
+
+# Outliers -------------------------------------------------------------------------------------------------------------
+
+
+def flights(outliers, seed=0):
+    """Eight targets on straight paths, 60 detections each of deviation 1; outliers at these rows of each target."""
+    g = torch.Generator().manual_seed(seed)
+    rows, truth = [], []
+    for who in range(8):
+        path = 100 * torch.randn(1, 2, generator=g) + torch.arange(60.0)[:, None] * torch.randn(1, 2, generator=g)
+        noise = torch.randn(60, 2, generator=g)
+        noise[outliers] += 300 * torch.nn.functional.normalize(torch.randn(len(outliers), 2, generator=g), dim=-1)
+        rows += [(float(t), f"T{who}", *p) for t, p in enumerate((path + noise).double().tolist())]
+        truth.append(path)
+    return dict(zip(("time", "target", "x", "y"), map(list, zip(*rows, strict=True)), strict=True)), torch.cat(truth)
+
+
+@pytest.mark.parametrize("outliers", [[], [30], [0], [59], [0, 59], [10, 11, 30, 50]])
+@pytest.mark.parametrize("model", ["cv", "turn"])
+def test_outliers_are_rejected_wherever_they_are_and_nothing_else_is(outliers, model):
+    rows, truth = flights(outliers)
+    found = track(rows, model=model, smooth=True)
+    expected = torch.zeros(8, 60, dtype=torch.bool)
+    expected[:, outliers] = True
+    assert torch.equal(found.detections.outlying, expected.flatten())
+    assert torch.equal(table_of(found)["outlier"], expected.flatten().double())
+    assert table_of(found)["x"].tolist() == rows["x"]  # as in the input
+    error = (found.smoothed.mean[:, :2] - truth).square().sum(-1).nanmean().sqrt()
+    assert float(error) < 1.0  # less than that of a single detection, 1.41
+    hidden = {**rows, **{a: [None if o else v for v, o in zip(rows[a], expected.flatten(), strict=True)] for a in "xy"}}
+    levels = {"sigma": found.levels.sigma, "noise": found.levels.noise, "outliers": 0}
+    alone = track(hidden, model=model, **levels)  # as if the outliers had never been detected
+    assert torch.equal(found.filtered.mean.isnan(), alone.filtered.mean.isnan())
+    assert torch.equal(found.nis.isnan(), alone.nis.isnan())
+    scale = extent(found)
+    close(found.filtered.mean.nan_to_num(), alone.filtered.mean.nan_to_num(), scale=scale)
+    close(found.filtered.covariance, alone.filtered.covariance, scale=scale**2)
+    close(found.filtered.probability, alone.filtered.probability, scale=100.0)
+    close(found.nis.nan_to_num(), alone.nis.nan_to_num(), scale=1e3)
+
+
+def test_no_detection_is_rejected_if_it_is_not_wanted_or_if_there_would_be_many():
+    rows, _ = flights([20])
+    assert int(track(rows, outliers=0).detections.outlying.sum()) == 0
+    jumps, _ = flights(list(range(1, 60, 2)))  # every other row
+    assert int(track(jumps, sigma=1.0, noise=1e-3).detections.outlying.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("outliers", "rows", "none"), [(17, 60, False), (18, 60, True), (19, 60, True), (1, 3, False), (2, 6, True)]
+)
+def test_the_share_of_outliers_from_which_on_none_is_rejected_is_the_one_that_is_documented(outliers, rows, none):
+    from gradlogz.tracking import outliers as module
+
+    marked = torch.arange(rows).unsqueeze(0) < outliers
+    with mock.patch.object(module, "_both_directions", return_value=marked):
+        found = track({"time": list(range(rows)), "x": list(range(rows)), "y": [0.0] * rows}, sigma=1.0, noise=1.0)
+    assert int(found.detections.outlying.sum()) == (0 if none else outliers)
+    rule = f"two or more, and at least {100 * module.MANY:.0f} %"
+    assert rule in " ".join((Path(__file__).parents[2] / "docs" / "track.md").read_text().split())
+    assert rule in " ".join(report(found).split())
+
+
+def test_a_fit_is_that_of_the_other_detections():
+    rows, _ = flights([5, 33])
+    clean, _ = flights([])
+    one, other = (track(each, fit=True).levels for each in (rows, clean))
+    assert one.sigma == pytest.approx(other.sigma, rel=0.05)
+    assert 0.9 < one.sigma < 1.1
+
+
+def test_a_row_that_declares_its_noise_is_judged_by_it():
+    """Every tenth row has a deviation of 100 and says so; an outlier of 50 000 among them is still one."""
+    g = torch.Generator().manual_seed(4)
+    t = torch.arange(200, dtype=torch.float64)
+    sigma = torch.where(t % 10 == 3, 100.0, 1.0)
+    noise = sigma * torch.randn(2, 200, generator=g, dtype=torch.float64)
+    rows = {"time": t.tolist(), "x": (2 * t + noise[0]).tolist(), "y": (t + noise[1]).tolist(), "sigma": sigma.tolist()}
+    assert int(track(rows).detections.outlying.sum()) == 0
+    assert int(track(rows, noise=1e-3).detections.outlying.sum()) == 0
+    wide = {**rows, "sigma": [1e9 if s == 100.0 else s for s in rows["sigma"]]}  # says nothing, and is no outlier
+    assert int(track(wide, noise=1e-3).detections.outlying.sum()) == 0
+    wrong = {**rows, "x": [5e4 if i == 77 else x for i, x in enumerate(rows["x"])]}
+    assert track(wrong, noise=1e-3).detections.outlying.nonzero().flatten().tolist() == [77]
+    one = track({**rows, "sigma": [1.0] * 200}, sigma=sigma.square().mean().sqrt(), noise=1e-3)  # replaces the column
+    other = track({name: rows[name] for name in ("time", "x", "y")}, sigma=sigma.square().mean().sqrt(), noise=1e-3)
+    assert torch.equal(one.detections.outlying, other.detections.outlying)
+    assert torch.equal(one.filtered.mean.nan_to_num(), other.filtered.mean.nan_to_num())
+
+
+def test_the_extent_of_a_very_long_target_is_found():
+    from gradlogz.tracking.outliers import FAR, _extent
+
+    y = torch.tensor([-3.0, 3.0], dtype=torch.float64).expand(1, (1 << 23) + 1, 2)  # more than torch's quantile takes
+    assert _extent(y).tolist() == [FAR * 3.0]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._errors import has_values
 from .._typing import Bool, Float, Tensor
 from ..measures.gating import gated_mean, gated_spread
 from ..special.log_domain import log_sum_exp
@@ -148,6 +149,16 @@ def to_one(
 def symmetric(matrix: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
     """(A + A^T) / 2, exactly symmetric."""
     return (matrix + matrix.mT) / 2
+
+
+def symmetrized(matrix: Tensor) -> Tensor:
+    """(A + A^T) / 2 if A is symmetric up to rounding, sqrt(eps) of its largest entry; else A, for checks to refuse."""
+    if not isinstance(matrix, Tensor) or not has_values(matrix) or matrix.numel() == 0:
+        return matrix
+    asymmetry = (matrix.detach() - matrix.detach().mT).abs().amax((-2, -1))
+    largest = matrix.detach().abs().amax((-2, -1))
+    is_rounding = asymmetry <= torch.finfo(matrix.dtype).eps ** 0.5 * largest
+    return symmetric(matrix) if bool(asymmetry.any()) and bool(is_rounding.all()) else matrix
 
 
 def posterior(

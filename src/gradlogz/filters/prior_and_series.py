@@ -10,22 +10,30 @@ Read next: validation.py, gaussian/switching.py.
 """
 
 import dataclasses
+from typing import Literal
 
 import torch
 
 from .._errors import InputTypeError, InputValueError, check_floats, present, shape_of
-from .._pytree import record
+from .._pytree import record, static_field
 from .._typing import Bool, Float, Int, Tensor
+from .records import TensorRecord
+from .scalars import from_array, from_arrays
 
 
 @record
-class Prior:
+class Prior(TensorRecord):
     """Gaussian prior of the state and mode probabilities at time 0, before the first transition.
 
+    Fields may be tensors or numpy arrays, which are copied; numbers for a state of one component.
+
     Attributes:
-        mean: initial mean, [s] for all modes, [k, s] for each mode, or [*b, k, s] for each target and mode.
+        mean: initial mean, [s] for all modes, [k, s] for each mode, or [*b, k, s] for each target and mode; size 1 in
+            place of k is for all modes.
         covariance: initial covariance, [s, s], [k, s, s] or [*b, k, s, s].
         log_mode_probability: initial log probabilities of the modes, [k] or [*b, k]; None is uniform.
+        per: meaning of leading dimensions, "mode" or "target". With "target", mean is [*b, s] and covariance [s, s] or
+            [*b, s, s], alike for all modes. Needed if there are as many targets as modes, where [k, s] could be either.
 
     >>> import torch
     >>> Prior(torch.zeros(2), torch.eye(2)).log_mode_probability is None
@@ -35,19 +43,30 @@ class Prior:
     mean: Float[Tensor, "*#m s"]
     covariance: Float[Tensor, "*#m s s"]
     log_mode_probability: Float[Tensor, "*#n k"] | None = None
+    per: Literal["mode", "target"] | None = static_field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in ("mean", "covariance", "log_mode_probability")}
+        for name, t in from_arrays(values, {"mean": 1, "covariance": 2}).items():
+            object.__setattr__(self, name, t)
         m, P = self.mean, self.covariance  # Shorthand
         check_floats("Prior", mean=m, covariance=P, **present(log_mode_probability=self.log_mode_probability))
         if m.ndim == 0 or P.shape[-2:] != (m.shape[-1],) * 2:
             condition = "mean must end in [s] and covariance in [s, s]"
             fact = f"shapes {shape_of(m)} and {shape_of(P)}"
             raise InputValueError("Prior", "mean", f"{condition}, got {fact}", "Use the state size s in both.")
+        if self.per not in (None, "mode", "target"):
+            condition, remedy = 'per must be "mode" or "target"', "Leave it out for one prior of all modes and targets."
+            raise InputValueError("Prior", "per", f"{condition}, got {self.per!r}", remedy)
+        if self.per == "target":  # kept as [*b, 1, s], which has one meaning
+            object.__setattr__(self, "mean", m if m.ndim == 1 else m.unsqueeze(-2))
+            object.__setattr__(self, "covariance", P if P.ndim == 2 else P.unsqueeze(-3))
+            object.__setattr__(self, "per", None)
 
 
 @record
-class Series:
-    """Observations of one or many targets.
+class Series(TensorRecord):
+    """Observations of one or many targets, as tensors or numpy arrays, which are copied.
 
     Attributes:
         observations: [*b, t, o]; NaN marks missing observations or components.
@@ -69,6 +88,13 @@ class Series:
     times: Float[Tensor, "*#c t"] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        for name in ("mask", "lengths"):  # integers stay integers
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, from_array(value))
+        values = {"observations": self.observations, "inputs": self.inputs, "times": self.times}
+        if (converted := from_arrays(values)) is not values:
+            for name, t in converted.items():
+                object.__setattr__(self, name, t)
         y, call = self.observations, "Series"
         check_floats(call, observations=y, **present(inputs=self.inputs, times=self.times))
         if y.ndim < 2 or y.shape[-2] == 0:
@@ -137,3 +163,6 @@ def _check_steps(call: str, name: str, shape: torch.Size, y: Tensor) -> None:
         condition = f"{name} must have the leading shape {each} or {steps}, one entry for each observation"
         remedy = f"Pass {name} for all targets, or for each."
         raise InputValueError(call, name, f"{condition}, got {tuple(shape)}", remedy)
+
+
+torch.serialization.add_safe_globals([Prior, Series])  # for torch.load with weights_only=True

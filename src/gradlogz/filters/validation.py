@@ -27,7 +27,8 @@ from .._errors import (
 from .._typing import Bool, Float, Int, Tensor
 from .models.nonlinear_model import NOT_FINITE, NonlinearModel
 from .models.switching_model import ENDS, SwitchingModel
-from .prior_and_series import Prior, Series, check_prior
+from .moment_matching import symmetrized
+from .prior_and_series import Prior, Series, check_mask, check_prior
 from .results import FilterState
 
 Model = SwitchingModel | NonlinearModel
@@ -63,7 +64,7 @@ def prepared_parts(
         remedy = "Shorten the model or the series, or drop the time dimension of a constant model."
         raise InputValueError(call, "observations", f"{condition}, got shape {shape_of(y)}", remedy)
     if model_steps is not None:  # targets come before time
-        _check_targets(call, model, batch)
+        check_targets(call, model, batch)
     observed = observed_mask(call, series, validate)
     if observed is not None:
         y = torch.where(observed, y, 0.0)
@@ -87,7 +88,12 @@ def initial_state(call: str, model: Model, prior: Prior, batch: torch.Size) -> F
     mean, covariance, log_pi = prior.mean, prior.covariance, prior.log_mode_probability
     check_floats(call, **{"prior.mean": mean, "model": model.R})
     if model.validate:
+        covariance = symmetrized(covariance)
         check_finite(call, **{"prior.mean": mean, "prior.covariance": covariance})
+    for name, t, alone in (("prior.mean", mean, 1), ("prior.covariance", covariance, 2)):
+        if t.ndim == alone + 1 and tuple(batch) == (k,) == (t.shape[0],) != (1,) and prior.per is None:
+            problem = f"{name} of shape {shape_of(t)} may be one for each of {k} modes or of as many targets"
+            raise InputValueError(call, name, problem, 'Pass Prior(..., per="mode") or Prior(..., per="target").')
     m = _spread(call, "prior.mean", mean, batch, k, (s,))
     P = _spread(call, "prior.covariance", covariance, batch, k, (s, s))
     if model.validate:
@@ -125,6 +131,9 @@ def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> N
         depth: depth of "gpb"; 0 for "imm".
     """
     check_floats(call, **{"state.mean": state.mean, "model": model.R})
+    if state.filter not in (None, filter_name(depth)):
+        problem = f"state must come from this filter, {filter_name(depth)}, but it comes from {state.filter}"
+        raise InputValueError(call, "state", problem, "Start with init of the same filter.")
     k, s = model.modes, model.state_size
     gaussians, histories = state.mean.shape[-2], state.log_probability.shape[-1]
     if depth == 1:
@@ -141,7 +150,38 @@ def check_state(call: str, model: Model, state: FilterState, *, depth: int) -> N
         raise InputValueError(call, "state", f"{condition}, got {fact}", "Start with init of the same filter.")
 
 
-def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
+def filter_name(depth: int) -> str:
+    """Name of a filter: "imm" for depth 0, else "gpb" with its depth."""
+    return "imm" if depth == 0 else f"gpb{depth}"
+
+
+def check_observation(call: str, model: Model, observation: Tensor, batch: torch.Size) -> None:
+    """Check that there is one observation for each target of a state."""
+    if observation.shape != (*batch, model.observation_size):
+        condition = f"observation must be {(*batch, model.observation_size)} for this state and model"
+        remedy = "Start with init(batch_shape=...) for a batch of targets."
+        raise InputValueError(call, "observation", f"{condition}, got shape {shape_of(observation)}", remedy)
+
+
+def without_gaps(
+    call: str, y: Float[Tensor, "*b o"], mask: Tensor | None, *, validate: bool
+) -> tuple[Float[Tensor, "*b o"], Bool[Tensor, "*b o"] | None]:
+    """Observations of one step with 0 in place of what is missing, and the mask of what is not (None: all)."""
+    if mask is not None:
+        check_mask(call, mask, y)
+    steps = Series(y.unsqueeze(-2), mask=None if mask is None else mask.unsqueeze(y.ndim - 1))
+    observed = observed_mask(call, steps, validate)
+    if observed is None:
+        filled = y
+    else:
+        observed = observed.squeeze(-2)
+        filled = torch.where(observed, y, 0.0)
+    if validate:
+        check_finite(call, observation=filled)
+    return filled, observed
+
+
+def check_densities(call: str, failure: Int[Tensor, "*b"], R: Float[Tensor, "*r o o"]) -> None:
     """Check that S = H P H^T + R is positive definite in every mode and that functions are finite."""
     if not has_values(failure):
         return
@@ -155,6 +195,10 @@ def check_densities(call: str, failure: Int[Tensor, "*b"]) -> None:
     bad = int((failure != 0).sum())
     if bad:
         problem = f"H P H^T + R must be positive definite, but {bad} of {failure.numel()} are not"
+        if not bool(torch.linalg.cholesky_ex(R.detach()).info.any()):  # R is not to blame
+            problem += ", although R is: the covariance P of the state has grown beyond the precision of its dtype"
+            remedy = "Check F and Q for modes that grow without bound, rescale the state, or use a narrower prior."
+            raise InputValueError(call, "model", problem, remedy)
         raise InputValueError(call, "R", problem, "Add a small positive diagonal to R.")
 
 
@@ -224,9 +268,13 @@ def _check_inputs(call: str, model: Model, inputs: Tensor | None) -> None:
         raise InputValueError(call, "inputs", f"{condition}, got {fact}", "Match the input size of the model.")
 
 
-def _check_targets(call: str, model: Model, batch: torch.Size) -> None:
-    """Check that model fields that differ between targets have the batch shape of the observations."""
+def check_targets(call: str, model: Model, batch: torch.Size) -> None:
+    """Check that model fields that differ between targets have the batch shape, and that time is no target."""
     for name, t in model.fields().items():
+        if t.ndim == len(ENDS[name]) + 1 and tuple(batch) == (t.shape[0],) != (1,) and model.per is None:
+            problem = f"{name} of shape {shape_of(t)} may be one for each of {t.shape[0]} steps or of as many targets"
+            remedy = 'Build the model with per="time" or per="target".'
+            raise InputValueError(call, name, problem, remedy)
         lead = t.shape[: -len(ENDS[name]) - 1]
         if lead and (len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True))):
             condition = f"{name} must start with the target dimensions {tuple(batch)} of the observations, or 1"

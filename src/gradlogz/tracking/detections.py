@@ -1,51 +1,35 @@
-"""Detections from a CSV or parquet file, or from columns.
+"""Detections: times, targets and positions from the cells of a table.
 
-    time      number, or ISO timestamp (converted to seconds)
-    target    name of the target; optional if there is one target
-    x, y, z   coordinates; empty or NaN if not detected; the column z is optional
+    time        number, or ISO timestamp (converted to seconds; a unit of the column applies to numbers only)
+    target      name of the target; optional if there is one target
+    position    x, y and optionally z, or latitude and longitude (projected to metres); NaN if not detected
+    sigma       standard deviation of each coordinate; optional, and needed only in rows with a detection
 
-The rows of each target are in order of time; targets may be interleaved. An invalid cell is reported with its row and
-column. Conversion is by column and grouping by sorting, so that only invalid rows cost a Python loop.
+An invalid cell is reported with its row and column. Rows of a target are sorted by time; rows that repeat another one
+exactly are left out. Conversion is by column and grouping by sorting, so that only invalid rows cost a Python loop.
 
-Read next: run_tracking.py (the filter).
+Read next: columns.py (tables), column_roles.py (which column is what), projection.py, run_tracking.py (the filter).
 """
 
-import csv
 import math
-import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from .._errors import InputValueError, MissingPackageError
-from .._typing import Float, Int, Tensor
+from .._errors import InputValueError
+from .._typing import Bool, Float, Int, Tensor
+from .column_roles import Role, has_length_unit, roles_of
+from .columns import Bad, Columns, Source, columns_of
+from .projection import LocalPlane
 
-COLUMNS = ("time", "target", "x", "y", "z")
-MISSING = ("", "na", "n/a", "null", "none", "-")  # "nan" is parsed by float
-DELIMITERS = ",;\t"
+MISSING = ("", "na", "n/a", "null", "none", "nat", "-")  # "nan" is parsed by float
 LONGEST = 40  # characters of a cell in a message
-Source = str | os.PathLike[str] | Mapping[str, Any]
-
-
-class Bad(NamedTuple):
-    """An invalid row: its number, the condition that it violates, and the cell."""
-
-    row: int
-    condition: str
-    fact: str
-
-    @property
-    def problem(self) -> str:
-        """The problem as a clause."""
-        return f"{self.condition}, got {self.fact}"
 
 
 class Detections(NamedTuple):
-    """Detections in the order of the input.
+    """Detections in the order of the input, but for rows of a target that are sorted by time.
 
     Attributes:
         label: times as in the input.
@@ -53,9 +37,17 @@ class Detections(NamedTuple):
         target: index of the target in `names`.
         names: names of the targets.
         position: coordinates; NaN if not detected.
-        unit: unit of time: "s" for timestamps, else empty.
+        unit: unit of time: "s" if known, else empty.
         bad: rows that were skipped.
         truth: true states of a scenario: positions, then velocities.
+        length: unit of positions: "m" if known, else empty.
+        sigma: standard deviations of the coordinates of each row, if the input has them.
+        plane: projection of latitudes and longitudes.
+        row: number of each row in the input.
+        late: number of rows that were not in order of time.
+        repeated: number of rows left out because they repeat another one.
+        unused: names of the columns that are not used.
+        rejected: rows that are taken for outliers, once they are known.
     """
 
     label: list[Any]
@@ -66,191 +58,199 @@ class Detections(NamedTuple):
     unit: str
     bad: list[Bad]
     truth: Float[Tensor, "n e"] | None = None
+    length: str = ""
+    sigma: Float[Tensor, "n d"] | None = None
+    plane: LocalPlane | None = None
+    row: Int[Tensor, "n"] | None = None
+    late: int = 0
+    repeated: int = 0
+    unused: tuple[str, ...] = ()
+    rejected: Bool[Tensor, "n"] | None = None
 
     @property
     def axes(self) -> str:
         """Names of the coordinates: "xy" or "xyz"."""
         return "xyz"[: self.position.shape[-1]]
 
+    @property
+    def outlying(self) -> Bool[Tensor, "n"]:
+        """Rows that are taken for outliers."""
+        return torch.zeros(len(self.time), dtype=torch.bool) if self.rejected is None else self.rejected
 
-class Columns(NamedTuple):
-    """Cells by column, the number of each row, and the rows with a wrong number of cells."""
+    @property
+    def used(self) -> Float[Tensor, "n d"]:
+        """Coordinates that the filter uses; NaN for outliers, too."""
+        return self.position.masked_fill(self.outlying.unsqueeze(-1), math.nan)
 
-    cells: dict[str, Sequence[Any]]
-    rows: Sequence[int]
-    bad: list[Bad]
+    def rows(self, at: Int[Tensor, "m"]) -> "Detections":
+        """Some rows, with the targets that they contain."""
+        remaining, target = self.target[at].unique(return_inverse=True)
+        return self._replace(
+            label=[self.label[i] for i in at.tolist()],
+            time=self.time[at],
+            target=target,
+            names=[self.names[i] for i in remaining.tolist()],
+            position=self.position[at],
+            sigma=None if self.sigma is None else self.sigma[at],
+            row=None if self.row is None else self.row[at],
+        )
 
 
-def read(source: Source, *, skip_bad: bool = False) -> Detections:
-    """Read detections from a CSV or parquet file, or from columns; raise an error for the first invalid row.
+def read(source: Source, *, columns: Mapping[str, str] | None = None, skip_bad: bool = False) -> Detections:
+    """Read detections from a file, columns or a data frame; raise an error for the first invalid row.
 
-    With skip_bad, invalid rows are skipped and counted; of rows out of order, as few as possible.
+    columns: {quantity: "column" or "column:unit"} where names do not say it. skip_bad: skip and count invalid rows.
     """
-    columns = columns_of(source) if isinstance(source, Mapping) else _file(Path(source))
-    _check_columns(list(columns.cells))
-    detections, bad_cells = _converted(columns)
-    bad = list({b.row: b for b in reversed([*columns.bad, *bad_cells])}.values())  # one for each row
+    table = columns_of(source)
+    roles = roles_of(list(table.cells), columns or {})
+    detections, bad_cells = _converted(table, roles)
+    bad = sorted({b.row: b for b in reversed([*table.bad, *bad_cells])}.values())  # one for each row
     if bad and not skip_bad:
-        _refuse(min(bad))
-    skipped = {b.row for b in bad}
-    rows = list(columns.rows)
-    if skipped:
-        valid = [i for i, row in enumerate(rows) if row not in skipped]
-        rows, detections = [rows[i] for i in valid], _subset(detections, valid)
-    late = _out_of_order(detections, rows)
-    if late and not skip_bad:
-        _refuse(_first_out_of_order(detections, rows))
-    if late:
-        skipped = {b.row for b in late}
-        detections = _subset(detections, [i for i, row in enumerate(rows) if row not in skipped])
+        remedy = "Correct the row, or skip invalid rows with skip_bad=True (--skip-bad)."
+        raise InputValueError("track", "detections", bad[0].problem, remedy)
+    if bad:
+        skipped = torch.tensor([b.row for b in bad])
+        detections = detections.rows((~torch.isin(detections.row, skipped)).nonzero().flatten())  # type: ignore[arg-type]
     if not bool(detections.position.isfinite().any()):
-        problem = f"detections has no coordinate in {len(detections.time)} rows ({len(bad) + len(late)} skipped)"
+        problem = f"detections has no coordinate in {len(detections.time)} rows ({len(bad)} skipped)"
         raise InputValueError("track", "detections", problem, "Pass rows with a time and with numbers in x or y.")
-    return detections._replace(time=detections.time - detections.time.min(), bad=sorted([*bad, *late]))
-
-
-def _refuse(bad: Bad) -> None:
-    remedy = "Correct the row, or skip invalid rows with skip_bad=True (--skip-bad)."
-    raise InputValueError("track", "detections", bad.problem, remedy)
-
-
-# Files --------------------------------------------------------------------------------------------------------------
-
-
-def columns_of(source: Mapping[str, Any]) -> Columns:
-    """Columns of a dictionary of arrays, tensors or lists of equal length; rows are numbered from 1."""
-    cells = {_name(n): v.tolist() if hasattr(v, "tolist") else list(v) for n, v in source.items()}
-    lengths = {len(v) for v in cells.values()}
-    if len(lengths) > 1:
-        problem = f"columns must have equal lengths, got {', '.join(map(str, sorted(lengths)))}"
-        raise InputValueError("track", "columns", problem, "Pass one cell per row in each column.")
-    return Columns(cells, range(1, max(lengths, default=0) + 1), [])
-
-
-def _file(path: Path) -> Columns:
-    """Columns of a file; the header of a CSV file is row 1."""
-    try:
-        return _parquet(path) if path.suffix == ".parquet" else _csv(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        remedy = "Pass a CSV or .parquet file with the columns time, target, x, y."
-        raise InputValueError("track", "detections", f"{path} cannot be read: {reason}", remedy) from None
-
-
-def _csv(path: Path) -> Columns:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        head = file.readline()
-        delimiter = max(DELIMITERS, key=head.count)
-        file.seek(0)
-        reader = csv.reader(file, delimiter=delimiter)
-        rows = list(reader)
-    if not rows or "\0" in head:
-        problem = f"{path} is {'a binary file' if rows else 'empty'}"
-        raise InputValueError("track", "detections", problem, "Pass a CSV file with the header time,target,x,y.")
-    names = [_name(cell) for cell in rows[0]]
-    repeated = [name for i, name in enumerate(names) if name in names[:i]]
-    if repeated:
-        raise InputValueError("track", "columns", f"the column {repeated[0]!r} occurs twice", "Rename or drop one.")
-    width = len(names)
-    numbers = [i for i, cells in enumerate(rows[1:], 2) if cells]  # empty lines are ignored
-    body = [cells for cells in rows[1:] if cells]
-    bad: list[Bad] = []
-    if any(len(cells) != width for cells in body):
-        for i, cells in zip(numbers, body, strict=True):
-            if len(cells) != width:
-                bad.append(Bad(i, f"row {i} must have {width} cells", f"{len(cells)}"))
-        numbers = [i for i, cells in zip(numbers, body, strict=True) if len(cells) == width]
-        body = [cells for cells in body if len(cells) == width]
-    columns: list[Sequence[Any]] = list(zip(*body, strict=True)) if body else [()] * width
-    return Columns(dict(zip(names, columns, strict=True)), numbers, bad)
-
-
-def _parquet(path: Path) -> Columns:
-    try:
-        import polars
-    except ImportError:
-        remedy = "Install it with pip install 'gradlogz[tables]', or pass a CSV file."
-        problem = "polars, which reads parquet files, is not installed"
-        raise MissingPackageError("track", "polars", problem, remedy) from None
-    with path.open("rb") as file:
-        try:
-            frame = polars.read_parquet(file)
-        except polars.exceptions.PolarsError:
-            problem, remedy = f"{path} is not a valid parquet file", "Write the file again, or pass a CSV file."
-            raise InputValueError("track", "detections", problem, remedy) from None
-    return columns_of({name: frame[name].to_list() for name in frame.columns})
-
-
-def _name(cell: Any) -> str:
-    return str(cell).strip().lower()
-
-
-def _check_columns(names: list[str]) -> None:
-    missing = [name for name in ("time", "x", "y") if name not in names]
-    unknown = [name for name in names if name not in COLUMNS]
-    if missing or unknown:
-        problem = f"the column {missing[0]!r} is missing" if missing else f"unknown column {_shown(unknown[0])}"
-        remedy = "Pass the columns time, x, y, and optionally target and z."
-        raise InputValueError("track", "columns", problem, remedy)
+    detections = _ordered(detections._replace(time=detections.time - detections.time.min(), bad=bad))
+    return detections._replace(unused=tuple(n for n in table.cells if n not in {r.column for r in roles.values()}))
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def _converted(columns: Columns) -> tuple[Detections, list[Bad]]:
+def _converted(table: Columns, roles: Mapping[str, Role]) -> tuple[Detections, list[Bad]]:
     """Cells as numbers, NaN if missing, and the invalid rows; infinity marks a cell that is not a number."""
-    cells, rows, bad = columns.cells, columns.rows, []
+    rows, bad = table.rows, []
 
-    def reject(name: str, invalid: Tensor, condition: str) -> None:
+    def reject(quantity: str, invalid: Tensor, condition: str) -> None:
+        name = roles[quantity].column
         for i in invalid.nonzero().flatten().tolist():
-            bad.append(Bad(rows[i], f"row {rows[i]}, column {name} must {condition}", _shown(cells[name][i])))
+            cell = _shown(table.cells[name][i])
+            bad.append(Bad(rows[i], f"row {rows[i]}, column {name} must {condition}", cell))
 
-    position = []
-    for axis in "xyz":
-        if axis in cells:
-            numbers = _numbers(cells[axis])
-            reject(axis, numbers.isinf(), "be a number or empty")
-            position.append(numbers)
-    time, unit = _times(cells["time"])
-    reject("time", ~time.isfinite(), "be a number or an ISO timestamp")
-    names = ["" if cell is None else str(cell).strip() for cell in cells.get("target", ["1"] * len(rows))]
+    def numbers_of(quantity: str) -> Tensor:
+        cells = table.cells[roles[quantity].column]
+        numbers = _numbers(cells, decimal_comma=table.decimal_comma) * roles[quantity].scale(quantity)
+        reject(quantity, numbers.isinf(), "be a number or empty")
+        return numbers
+
+    position, plane = _positions(numbers_of, reject, roles)
+    labels = table.cells[roles["time"].column]
+    time, unit = _times(labels, decimal_comma=table.decimal_comma)
+    if not unit and roles["time"].unit:  # a timestamp has no other unit than its own
+        time, unit = time * roles["time"].scale("time"), "s"
+    reject("time", ~time.isfinite() & ~time.isneginf(), "be a number or an ISO timestamp")
+    reject("time", time.isneginf(), "have a time zone if other times have one, and none if they have none")
+    cells = table.cells[roles["target"].column] if "target" in roles else ["1"] * len(rows)
+    names = list(map(_name, cells))
     index: dict[str, int] = {}
     target = torch.tensor([index.setdefault(name, len(index)) for name in names], dtype=torch.long)
-    reject("target", target == index.get("", -1), "be the name of a target")
-    return Detections(list(cells["time"]), time, target, list(index), torch.stack(position, -1), unit, []), bad
+    if "target" in roles:
+        reject("target", target == index.get("", -1), "be the name of a target")
+    length, numbers = "m" if has_length_unit(roles) else "", torch.tensor(list(rows), dtype=torch.long)
+    sigma = _sigma(numbers_of, reject, roles, position)
+    known = Detections(list(labels), time, target, list(index), position, unit, [], None, length, sigma, plane, numbers)
+    return known, bad
 
 
-def _numbers(cells: Sequence[Any]) -> Tensor:
+def _positions(numbers_of: Any, reject: Any, roles: Mapping[str, Role]) -> tuple[Tensor, LocalPlane | None]:
+    """Coordinates of each row, and the projection of latitudes and longitudes."""
+    height = [numbers_of("z")] if "z" in roles else []
+    if "latitude" not in roles:
+        return torch.stack([numbers_of("x"), numbers_of("y"), *height], -1), None
+    latitude, longitude = numbers_of("latitude"), numbers_of("longitude")
+    reject("latitude", latitude.abs() > 90, "be between -90 and 90 degrees")
+    reject("longitude", longitude.abs() > 360, "be between -180 and 360 degrees")
+    valid = (latitude.abs() <= 90) & (longitude.abs() <= 360)  # both or none: a point cannot be projected otherwise
+    latitude, longitude = latitude.masked_fill(~valid, math.nan), longitude.masked_fill(~valid, math.nan)
+    plane = LocalPlane.of(latitude, longitude)
+    return torch.cat((plane.project(latitude, longitude), *(z.unsqueeze(-1) for z in height)), -1), plane
+
+
+def _sigma(numbers_of: Any, reject: Any, roles: Mapping[str, Role], position: Tensor) -> Tensor | None:
+    """Standard deviations by row and coordinate; None if no column has them."""
+    axes = "xyz"[: position.shape[-1]]
+    quantities = [f"sigma_{axis}" if f"sigma_{axis}" in roles else "sigma" for axis in axes]
+    present = [quantity in roles for quantity in quantities]
+    if not any(present):
+        return None
+    if not all(present):
+        lacking = axes[present.index(False)]
+        problem = f"there is no standard deviation of {lacking}, but there is one of another coordinate"
+        raise InputValueError("track", "columns", problem, f"Add a column sigma_{lacking}, or sigma for all.")
+    columns = {quantity: numbers_of(quantity) for quantity in dict.fromkeys(quantities)}
+    for quantity, numbers in columns.items():
+        described = [axis for axis, name in enumerate(quantities) if name == quantity]
+        detected = ~position[:, described].isnan().all(-1)
+        reject(quantity, ~(numbers > 0) & (detected | ~numbers.isnan()), "be positive")
+    return _filled(torch.stack([columns[quantity] for quantity in quantities], -1))
+
+
+def _filled(sigma: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Standard deviations, with the median of a coordinate where there is none; those rows have no detection."""
+    if not bool(sigma.isnan().any()):
+        return sigma
+    valid = sigma.where((sigma > 0) & sigma.isfinite(), math.nan)
+    typical = valid.nanmedian(0).values
+    typical = torch.where(typical.isnan(), valid.nanmedian(), typical).nan_to_num(nan=1.0)  # or that of all coordinates
+    return torch.where(sigma.isnan(), typical, sigma)
+
+
+def _name(cell: Any) -> str:
+    """Name of a target; empty for None, NaN, and NA and NaT of pandas."""
+    text = "" if cell is None else str(cell).strip()
+    return "" if text in ("nan", "<NA>", "NaT") and not isinstance(cell, str) else text
+
+
+def _numbers(cells: Sequence[Any], *, decimal_comma: bool = False) -> Tensor:
     try:
         values = list(map(float, cells))
     except (ValueError, TypeError, OverflowError):
-        values = list(map(_number, cells))
+        values = [_number(cell, decimal_comma=decimal_comma) for cell in cells]
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _number(cell: Any) -> float:
+def _number(cell: Any, *, decimal_comma: bool = False) -> float:
     if cell is None or (isinstance(cell, str) and cell.strip().lower() in MISSING):
         return math.nan
+    if decimal_comma and isinstance(cell, str) and cell.count(",") == 1 and "." not in cell:
+        cell = cell.replace(",", ".")
     try:
         return float(cell)
     except (ValueError, TypeError, OverflowError):
         return math.inf
 
 
-def _times(cells: Sequence[Any]) -> tuple[Tensor, str]:
-    """Times as numbers, and their unit; the first cell decides between numbers and timestamps."""
+def _times(cells: Sequence[Any], *, decimal_comma: bool = False) -> tuple[Tensor, str]:
+    """Times as numbers, and their unit; the first cell decides between numbers and timestamps, and on time zones.
+
+    Minus infinity marks a timestamp with a time zone among others without, or the reverse.
+    """
     first = next((cell for cell in cells if not math.isnan(_number(cell))), None)
-    if first is None or math.isfinite(_number(first)) or math.isinf(_moment(first)):
-        return _numbers(cells), ""
-    return torch.tensor(list(map(_moment, cells)), dtype=torch.float64), "s"
+    if first is None or math.isfinite(_number(first, decimal_comma=decimal_comma)) or _moment(first) is None:
+        numbers = _numbers(cells, decimal_comma=decimal_comma)
+        return numbers.masked_fill(numbers.isneginf(), math.inf), ""
+    moments = list(map(_moment, cells))
+    zoned = next(at for at in moments if at is not None).tzinfo is not None
+    seconds = [
+        math.inf if at is None else -math.inf if (at.tzinfo is not None) != zoned else _seconds(at) for at in moments
+    ]
+    return torch.tensor(seconds, dtype=torch.float64), "s"
 
 
-def _moment(cell: Any) -> float:
-    """Seconds of a timestamp, UTC without a time zone; infinity if it cannot be parsed."""
+def _moment(cell: Any) -> datetime | None:
+    """A timestamp; None if it cannot be parsed."""
     try:
         at = cell if isinstance(cell, datetime) else datetime.fromisoformat(str(cell).strip())
     except ValueError:
-        return math.inf
+        return None
+    return at if at == at else None  # NaT of pandas is a datetime that differs from itself
+
+
+def _seconds(at: datetime) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
@@ -269,59 +269,34 @@ def grouped(target: Int[Tensor, "n"]) -> tuple[Int[Tensor, "n"], Int[Tensor, "b"
     return order, lengths.cumsum(0) - lengths, lengths
 
 
-def _subset(detections: Detections, rows: list[int]) -> Detections:
-    """Some rows, with the targets that they contain."""
-    at = torch.tensor(rows, dtype=torch.long)
-    remaining, target = detections.target[at].unique(return_inverse=True)
-    return detections._replace(
-        label=[detections.label[i] for i in rows],
-        time=detections.time[at],
-        target=target,
-        names=[detections.names[i] for i in remaining.tolist()],
-        position=detections.position[at],
-    )
+def _ordered(detections: Detections) -> Detections:
+    """Rows of each target in order of time, at the places of the target in the input, without repetitions."""
+    places, _, _ = grouped(detections.target)
+    by_time = detections.time.argsort(stable=True)
+    order = by_time[detections.target[by_time].argsort(stable=True)]  # by target, then by time
+    late = int(((detections.time[places].diff() < 0) & (detections.target[places].diff() == 0)).sum())
+    if late:
+        moved = torch.empty_like(order)
+        moved[places] = order
+        detections = detections.rows(moved)
+    repeats = _repeated(detections)
+    if bool(repeats.any()):
+        detections = detections.rows((~repeats).nonzero().flatten())
+    return detections._replace(late=late, repeated=int(repeats.sum()))
 
 
-def _first_out_of_order(detections: Detections, rows: list[int]) -> Bad:
-    """The first row that is not later than the previous row of its target."""
-    order = grouped(detections.target)[0]
-    after = order[1:][_steps_back(detections, order)]
-    at = int(after.min())
-    before = int(order[int((order == at).nonzero()) - 1])
-    condition = f"row {rows[at]}, column time must be later than row {rows[before]} of the same target"
-    return Bad(rows[at], condition, f"{_shown(detections.label[at])} after {_shown(detections.label[before])}")
-
-
-def _out_of_order(detections: Detections, rows: list[int]) -> list[Bad]:
-    """The smallest set of rows without which times increase in every target."""
-    order, starts, lengths = grouped(detections.target)
-    bad = []
-    for target in detections.target[order][1:][_steps_back(detections, order)].unique().tolist():
-        members = order[int(starts[target]) : int(starts[target] + lengths[target])]
-        increasing = set(_longest_increasing(detections.time[members].tolist()))
-        for at in (int(members[i]) for i in range(len(members)) if i not in increasing):
-            condition = f"row {rows[at]}, column time must be in order with the other times of the target"
-            bad.append(Bad(rows[at], condition, _shown(detections.label[at])))
-    return bad
-
-
-def _steps_back(detections: Detections, order: Tensor) -> Tensor:
-    """Steps between consecutive rows of a target in which time does not increase."""
-    return (detections.time[order].diff() <= 0) & (detections.target[order].diff() == 0)
-
-
-def _longest_increasing(values: list[float]) -> list[int]:
-    """Indices of a longest increasing subsequence; of equal values the first is taken."""
-    ends: list[float] = []
-    places: list[int] = []
-    after: dict[int, int] = {}
-    for i in reversed(range(len(values))):
-        at = bisect_left(ends, -values[i])
-        if at:
-            after[i] = places[at - 1]
-        ends[at : at + 1] = [-values[i]]
-        places[at : at + 1] = [i]
-    indices = [places[-1]]
-    while indices[-1] in after:
-        indices.append(after[indices[-1]])
-    return indices
+def _repeated(detections: Detections) -> Tensor:
+    """Rows that have the time, target and coordinates of an earlier row."""
+    order, _, _ = grouped(detections.target)
+    again = (detections.time[order].diff() == 0) & (detections.target[order].diff() == 0)
+    repeats = torch.zeros(len(order), dtype=torch.bool)
+    if not bool(again.any()):
+        return repeats
+    pad = torch.nn.functional.pad
+    same = order[pad(again, (1, 0)) | pad(again, (0, 1))].sort().values  # only rows of equal times are compared
+    columns = [detections.time[same], detections.target[same].double(), *detections.position[same].unbind(-1)]
+    _, index = torch.stack(columns, -1).nan_to_num(nan=math.inf).unique(dim=0, return_inverse=True)
+    numbers = torch.arange(len(same))
+    first = torch.full((len(same),), len(same)).scatter_reduce(0, index, numbers, "amin")
+    repeats[same] = first[index] != numbers
+    return repeats

@@ -5,16 +5,19 @@
     a = 1 + (h_2² + h_0²) / (h_0 + h_2)²,   c = (h_0 h_2)² / (3 (h_0 + h_2))          for diffusing velocities
 
 Near triples (small c) and wide triples (large c) give two equations for sigma² and noise. The median of e² / a, scaled
-to a mean, makes them robust to manoeuvres; the 95 % quantile of e² over wide triples gives the manoeuvre level.
+to a mean, makes them robust to manoeuvres; the 95 % quantile of e² over wide triples gives the manoeuvre level. Process
+noise is that of x and y; z has its own sigma.
 
 Read next: run_tracking.py.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import torch
 
+from .._errors import InputValueError
 from .._typing import Float, Tensor
 from ..filters.models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn
 from ..filters.models.switching_model import Generator, SwitchingModel
@@ -29,6 +32,7 @@ LEAST = 1e-3  # least process noise per step, relative to sigma²: without it th
 FLOOR = 1e-6  # least sigma, relative to the length of a step
 RISE = 10.0  # least ratio of manoeuvre noise to quiet noise
 SAMPLE = 1 << 20  # largest number of triples
+SMALLEST = 1e-2  # least standard deviation of a height, relative to that of x and y
 DIFFUSE = 1e3  # standard deviation of the diffuse position prior in sigmas
 
 
@@ -36,13 +40,14 @@ class Levels(NamedTuple):
     """Noise levels and scales of a model.
 
     Attributes:
-        sigma: standard deviation of a detected coordinate.
+        sigma: standard deviation of a detected coordinate: of x and y if it is estimated, the root mean square over all
+            coordinates if it is given.
         noise: spectral density of the process noise in the first mode, length² / time³.
         manoeuvre: spectral density in the other modes.
         turn_rate: turn rate in radians per unit of time.
         step: median time between two rows of a target.
         speed: 95 % quantile of the speed between rows.
-        extent: largest distance of a coordinate from its first detection.
+        ratios: standard deviation of each coordinate, divided by sigma.
     """
 
     sigma: float
@@ -51,26 +56,50 @@ class Levels(NamedTuple):
     turn_rate: float
     step: float
     speed: float
-    extent: float
+    ratios: tuple[float, ...]
 
 
 def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
     """Levels of the settings; those that are None are estimated from the detections."""
     order, _, _ = grouped(detections.target)
-    t, who, p = detections.time[order], detections.target[order], detections.position[order]
-    dt = t.diff()[who.diff() == 0]
+    t, who, p = detections.time[order], detections.target[order], detections.used[order]
+    dt = t.diff()[(who.diff() == 0) & (t.diff() > 0)]
     step = float(dt.median()) if len(dt) else 1.0
+    declared = _declared_sigma(detections, settings)
     length, speed = _steps(t, who, p)
-    near, wide = _triples(t, who, p, 1), _triples(t, who, p, WIDE)
+    near, wide = (_triples(t, who, p[:, :2], apart) for apart in (1, WIDE))
     r, q, high = _solved(near, wide)
-    r = settings.sigma**2 if settings.sigma is not None else r if math.isfinite(r) else (length / 10 or 1.0) ** 2
+    if declared is not None:
+        r = float(declared.square().mean())
+    elif not math.isfinite(r):
+        r = (length / 10 or 1.0) ** 2
     r = max(r, (FLOOR * (length or 1.0)) ** 2)
     least = LEAST * r / step**3
     noise = settings.noise or max(q, least)
     sigma = math.sqrt(r)
     rate = math.radians(settings.turn_rate) if settings.turn_rate else _turning(t, who, p, sigma, step)
-    extent = float((p - _first(p, who)).abs().nan_to_num().max())
-    return Levels(sigma, noise, max(high, RISE * noise), rate, step, max(speed, sigma / step), extent)
+    ratios = _height_ratio(t, who, p, r) if declared is None else tuple((declared / sigma).tolist())
+    return Levels(sigma, noise, max(high, RISE * noise), rate, step, max(speed, sigma / step), ratios)
+
+
+def _height_ratio(t: Tensor, who: Tensor, p: Tensor, r: float) -> tuple[float, ...]:
+    """Standard deviations relative to that of x and y, whose variance is r: heights have a noise of their own."""
+    if p.shape[-1] == 2:
+        return (1.0, 1.0)
+    height = _solved(*(_triples(t, who, p[:, 2:], apart) for apart in (1, WIDE)))[0]
+    ratio = math.sqrt(height / r) if math.isfinite(height) else 1.0
+    return (1.0, 1.0, max(ratio, SMALLEST))
+
+
+def _declared_sigma(detections: Detections, settings: TrackingSettings) -> Float[Tensor, "d"] | None:
+    """Standard deviation of each coordinate, if the settings or the detections have it; rows by their median."""
+    if settings.sigma is None:
+        return None if detections.sigma is None else detections.sigma.median(0).values
+    declared = torch.tensor(settings.sigma, dtype=torch.float64).flatten()
+    if len(declared) not in (1, detections.position.shape[-1]):
+        problem = f"sigma has {len(declared)} numbers, but detections have {detections.position.shape[-1]} coordinates"
+        raise InputValueError("track", "sigma", problem, "Pass one number, or one for each coordinate.")
+    return declared.expand(detections.position.shape[-1])
 
 
 def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> SwitchingModel:
@@ -93,7 +122,9 @@ def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> Swi
     rate[0, 1:] = 1 / (LASTS * levels.step * (k - 1))
     rate[1:, 0] = 2 / (LASTS * levels.step)
     rate -= torch.diag_embed(rate.sum(-1))
-    return SwitchingModel.of([straight, *others], transition=Generator(rate), components=components)
+    model = SwitchingModel.of([straight, *others], transition=Generator(rate), components=components)
+    ratios = torch.tensor(levels.ratios, dtype=torch.float64)
+    return dataclasses.replace(model, R=model.R * ratios.outer(ratios))
 
 
 def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
@@ -102,7 +133,7 @@ def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
     Modes have their stationary probabilities, 2/3 for the first.
     """
     s = model.state_size // dimensions
-    position = max(DIFFUSE * levels.sigma, levels.extent)
+    position = DIFFUSE * levels.sigma * max(levels.ratios)
     acceleration = levels.speed / levels.step / 10
     deviations = torch.tensor([position, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
     share = torch.tensor([2.0, *[1 / (model.modes - 1)] * (model.modes - 1)], dtype=torch.float64) / 3
@@ -124,7 +155,7 @@ def _triples(t: Tensor, who: Tensor, p: Tensor, apart: int) -> Triples:
     if len(t) <= 2 * apart:
         return Triples(t[:0], t[:0])
     first, middle, last = slice(None, -2 * apart), slice(apart, -apart), slice(2 * apart, None)
-    same = who[first] == who[last]
+    same = (who[first] == who[last]) & (t[first] < t[last])
     h_0, h_2 = (t[middle] - t[first])[same], (t[last] - t[middle])[same]
     w = (h_2 / (h_0 + h_2)).unsqueeze(-1)
     e = p[middle][same] - w * p[first][same] - (1 - w) * p[last][same]
@@ -152,7 +183,7 @@ def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:
 
 def _steps(t: Tensor, who: Tensor, p: Tensor) -> tuple[float, float]:
     """Median length of a step, and the 95 % quantile of the speed."""
-    same = who.diff() == 0
+    same = (who.diff() == 0) & (t.diff() > 0)
     moved = p.diff(dim=0)[same].square().sum(-1).sqrt()
     detected = moved.isfinite()
     if not bool(detected.any()):
@@ -170,21 +201,10 @@ def _turning(t: Tensor, who: Tensor, p: Tensor, sigma: float, step: float) -> fl
     first, middle, last = slice(None, -2 * WIDE), slice(WIDE, -WIDE), slice(2 * WIDE, None)
     before, after = (p[middle] - p[first])[:, :2], (p[last] - p[middle])[:, :2]
     far = 6 * sigma
-    clear = (who[first] == who[last]) & (before.norm(dim=-1) > far) & (after.norm(dim=-1) > far)
+    clear = (who[first] == who[last]) & (t[first] < t[last]) & (before.norm(dim=-1) > far) & (after.norm(dim=-1) > far)
     if not bool(clear.any()):
         return least
     before, after, passed = before[clear], after[clear], (t[last] - t[first])[clear] / 2
     cross = before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]
     rates = torch.atan2(cross, (before * after).sum(-1)).abs() / passed
     return max(float(rates[:: max(1, len(rates) // SAMPLE)].quantile(0.9)), least)
-
-
-def _first(p: Tensor, who: Tensor) -> Tensor:
-    """First detection of each coordinate of the target, for every row; rows are grouped by target."""
-    rows = torch.arange(len(p)).unsqueeze(-1).expand(p.shape)
-    count = int(who.max()) + 1
-    at = torch.full((count, p.shape[-1]), len(p)).scatter_reduce(
-        0, who.unsqueeze(-1).expand(p.shape), torch.where(p.isnan(), len(p), rows), "amin"
-    )
-    padded = torch.nn.functional.pad(p, (0, 0, 0, 1), value=math.nan)
-    return padded.gather(0, at)[who]

@@ -1,9 +1,9 @@
 """Batched filtering of many targets.
 
-    track     read detections, estimate noise levels, filter, smooth        -> Tracks
+    track     read detections, estimate noise levels, reject outliers, filter, smooth        -> Tracks
 
-Targets of similar length form one batch. Transition matrices depend only on the time between detections and are
-computed once for each time that occurs. Positions are relative to the first detection of a target, with a diffuse
+Targets of similar length form one batch (target_batches.py). Outliers are rejected first (outliers.py), and the noise
+levels are those of the other detections. Positions are relative to the first detection of a target, with a diffuse
 prior; the first detection of a coordinate therefore has no innovation.
 
 Read next: noise_levels.py (the model), records.py (the results).
@@ -11,15 +11,15 @@ Read next: noise_levels.py (the model), records.py (the results).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from .._errors import InputValueError
 from .._progress import Progress, reporter
 from .._settings import changed
-from .._typing import Bool, Float, Int, Tensor
+from .._typing import Tensor
 from ..filters.fitting.learning import fit
 from ..filters.gaussian.consistency import normalized_innovation
 from ..filters.gaussian.smoother import Smoothed, smooth
@@ -28,14 +28,16 @@ from ..filters.models.switching_model import SwitchingModel
 from ..filters.prior_and_series import Series
 from ..filters.results import Filtered
 from . import scenario
-from .detections import Detections, Source, grouped, read
+from .columns import Source
+from .detections import Detections, grouped, read
 from .noise_levels import Levels, levels_of, model_of, prior_of
+from .outliers import outliers_in
 from .records import StateEstimate, Tracks
 from .settings import TrackingSettings, check
+from .target_batches import ROWS, TargetBatch, batch_of, batches, model_of_batch
 
 Show = Callable[[int, int], None]
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
-ROWS = 1 << 16  # of a batch with padding; a smoother stores a few hundred MB for them
 FITTED_ROWS, FITTED_STEPS = 4096, 256  # rows of a fit, and the longest series of a target
 ITERATIONS = 60  # largest number of EM iterations
 
@@ -45,9 +47,11 @@ def track(
     *,
     filter: str | None = None,
     model: str | None = None,
-    sigma: float | None = None,
+    columns: Mapping[str, str] | None = None,
+    sigma: float | Sequence[float] | None = None,
     noise: float | None = None,
     turn_rate: float | None = None,
+    outliers: float | None = None,
     smooth: bool | None = None,
     fit: bool | None = None,
     skip_bad: bool | None = None,
@@ -59,8 +63,8 @@ def track(
     The other arguments are fields of `TrackingSettings`.
 
     Args:
-        detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or a dictionary of
-            such columns; None selects the built-in scenario.
+        detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or such columns in
+            a dictionary, a DataFrame of pandas or polars, or an xarray.Dataset; None selects the built-in scenario.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
             rows, where each EM iteration of a fit counts its rows.
 
@@ -72,21 +76,36 @@ def track(
     """
     base = TrackingSettings() if detections is not None else scenario.settings_of(model or "turn")
     settings = changed(
-        base, filter=filter, model=model, sigma=sigma, noise=noise, turn_rate=turn_rate, smooth=smooth, fit=fit,
-        skip_bad=skip_bad, seed=seed,
+        base, filter=filter, model=model, columns=columns, sigma=_numbers(sigma), noise=noise, turn_rate=turn_rate,
+        outliers=outliers, smooth=smooth, fit=fit, skip_bad=skip_bad, seed=seed,
     )  # fmt: skip
     check(settings)
     if detections is None:
         rows, source = scenario.flights(settings.seed), ""
     else:
-        rows = read(detections, skip_bad=settings.skip_bad)
-        source = "FILE.csv" if isinstance(detections, dict) else str(detections)
+        rows = read(detections, columns=settings.columns, skip_bad=settings.skip_bad)
+        source = str(detections) if isinstance(detections, str | os.PathLike) else "FILE.csv"
     return _tracked(rows, settings, source, reporter(progress, "rows"))
+
+
+def _numbers(sigma: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
+    """One number, or several as a tuple, also of an array."""
+    values = getattr(sigma, "tolist", lambda: sigma)()
+    return tuple(values) if isinstance(values, Sequence) else values
 
 
 def _tracked(detections: Detections, settings: TrackingSettings, source: str, show: Show) -> Tracks:
     """Estimate or fit the noise levels, and filter with the resulting model."""
-    levels, dimensions, rounds = levels_of(detections, settings), detections.position.shape[-1], 0
+    if settings.sigma is not None:
+        detections = detections._replace(sigma=None)  # the setting replaces the column
+    if settings.fit and detections.sigma is not None:
+        problem = "fit needs one standard deviation for all rows, but the detections have a column with them"
+        raise InputValueError("track", "fit", problem, "Drop fit (--fit), or pass sigma (--sigma) as its start.")
+    dimensions, rounds = detections.position.shape[-1], 0
+    levels = levels_of(detections, settings)
+    for _ in range(2 if settings.outliers else 0):  # levels that outliers have raised hide some of them
+        detections = _without_outliers(detections, settings, levels, model_of(levels, settings, dimensions))
+        levels = levels_of(detections, settings)
     model = model_of(levels, settings, dimensions)
     learning = 0  # rows processed by the fit, if it needs every iteration
     if settings.fit:
@@ -96,72 +115,18 @@ def _tracked(detections: Detections, settings: TrackingSettings, source: str, sh
         total = learning + len(detections.time)
         levels, rounds = _fitted(batch, settings, levels, model, lambda done: show(rows * done, total))
         model = model_of(levels, settings, dimensions)
+        detections = _without_outliers(detections, settings, levels, model) if settings.outliers else detections
     return _run(detections, settings, levels, model, rounds, source, learning, show)
 
 
-# Batches ------------------------------------------------------------------------------------------------------------
-
-
-class TargetBatch(NamedTuple):
-    """Targets side by side, padded to the longest.
-
-    Attributes:
-        rows: indices of the detections.
-        inside: False for padding.
-        dt: time since the previous row of the target.
-        origin: first detection of each coordinate.
-        observations: positions relative to the origin; NaN if not detected.
-    """
-
-    rows: Int[Tensor, "b t"]
-    inside: Bool[Tensor, "b t"]
-    dt: Float[Tensor, "b t"]
-    origin: Float[Tensor, "b d"]
-    observations: Float[Tensor, "b t d"]
-
-    @property
-    def counts(self) -> Int[Tensor, "b t d"]:
-        """Number of detections of each coordinate so far."""
-        return (~self.observations.isnan()).cumsum(1)
-
-
-def batches(detections: Detections, most: int) -> Iterator[TargetBatch]:
-    """Batches of targets of similar length; none is padded to more than twice its length."""
-    order, starts, lengths = grouped(detections.target)
-    by_length = lengths.argsort(descending=True, stable=True)
-    sizes = lengths[by_length]
-    first = 0
-    while first < len(sizes):
-        longest = int(sizes[first])
-        half = int((2 * sizes >= longest).sum())  # number of targets of at least half the length; sizes descend
-        end = min(half, first + max(1, most // longest))
-        yield _batch(detections, order, starts[by_length[first:end]], sizes[first:end])
-        first = end
-
-
-def _batch(detections: Detections, order: Tensor, starts: Tensor, lengths: Tensor) -> TargetBatch:
-    at = torch.arange(int(lengths.max()))
-    inside = at < lengths.unsqueeze(-1)
-    rows = order[(starts.unsqueeze(-1) + at).clamp(max=len(order) - 1)]
-    rows = torch.where(inside, rows, rows[:, :1])
-    y = detections.position[rows].masked_fill(~inside.unsqueeze(-1), math.nan)
-    time = detections.time[rows]
-    dt = time.diff(dim=-1, prepend=time[:, :1]).masked_fill(~inside, 0.0)
-    detected = ~y.isnan()
-    origin = y.gather(1, detected.long().argmax(1, keepdim=True)).squeeze(1).nan_to_num()
-    return TargetBatch(rows, inside, dt, origin, y - origin.unsqueeze(1))
-
-
-def _discretized(model: SwitchingModel, dt: Tensor) -> SwitchingModel:
-    """The model for steps of these lengths; each distinct length is computed once if there are few."""
-    distinct, index = dt.unique(return_inverse=True)
-    if 2 * len(distinct) > dt.numel():
-        return model.at(dt)
-    discrete = model.at(distinct)
-    assert isinstance(discrete.transition, Tensor)  # no longer a Generator
-    return dataclasses.replace(
-        discrete, transition=discrete.transition[index], F=discrete.F[index], Q=discrete.Q[index]
-    )
+def _without_outliers(
+    detections: Detections, settings: TrackingSettings, levels: Levels, model: SwitchingModel
+) -> Detections:
+    """Detections with outliers marked as rejected; earlier marks are replaced."""
+    detections = detections._replace(rejected=None)
+    prior = prior_of(levels, model, detections.position.shape[-1])
+    model = dataclasses.replace(model, validate=False)
+    return detections._replace(rejected=outliers_in(detections, model, prior, levels, settings.outliers))
 
 
 def _run(
@@ -185,7 +150,7 @@ def _run(
     innovations = torch.empty(2, n, d, dtype=torch.float64)  # values and predicted standard deviations
     log_likelihood, total = 0.0, done + n
     for batch in batches(detections, ROWS):
-        discrete, rows = _discretized(model, batch.dt), batch.rows[batch.inside]
+        discrete, rows = model_of_batch(model, batch, detections.sigma), batch.rows[batch.inside]
         if smoothed is not None:
             smoothing = smooth(
                 discrete, batch.observations, prior, method="imm" if settings.filter == "imm" else "gpb2"
@@ -247,10 +212,11 @@ def _fit_sample(detections: Detections) -> TargetBatch:
     part = detections._replace(
         time=detections.time[chosen],
         target=detections.target[chosen].unique(return_inverse=True)[1],
-        position=detections.position[chosen],
+        position=detections.used[chosen],
+        rejected=None,
     )
     order, starts, sizes = grouped(part.target)
-    return _batch(part, order, starts, sizes.clamp(max=FITTED_STEPS))
+    return batch_of(part, order, starts, sizes.clamp(max=FITTED_STEPS))
 
 
 def _fitted(
@@ -274,7 +240,7 @@ def _fitted(
         smoother="imm",
         progress=lambda done, _: show(done),
     )
-    sigma = math.sqrt(float(fitted.model.R[0, 0, 0]))
+    sigma = math.sqrt(float(fitted.model.R[0, 0, 0])) / levels.ratios[0]
     levels = levels._replace(
         sigma=sigma, noise=float(fitted.model.Q[0, 1, 1]), manoeuvre=float(fitted.model.Q[1, 1, 1])
     )

@@ -48,7 +48,7 @@ def flights(seed: int) -> Detections:
     target = torch.arange(len(AIRCRAFT)).repeat_interleave(torch.tensor([len(t) for t in times]))
     label = [round(at, 3) for at in time[order].tolist()]
     position, truth = torch.cat(positions)[order], torch.cat(truths)[order]
-    return Detections(label, time[order], target[order], list(AIRCRAFT), position, "s", [], truth)
+    return Detections(label, time[order], target[order], list(AIRCRAFT), position, "s", [], truth, "m")
 
 
 def flown(t: torch.Tensor, heading: float, way: int) -> torch.Tensor:

@@ -8,7 +8,8 @@ Read next: noise_levels.py (estimation of the noise levels), run_tracking.py.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .._errors import InputValueError
 
@@ -23,9 +24,12 @@ class TrackingSettings:
     Args:
         filter: "imm", "gpb2" or "gpb1".
         model: "cv", "cv-ca" or "turn".
-        sigma: standard deviation of a detected coordinate; None estimates it.
+        columns: {quantity: "column" or "column:unit"}, for columns whose names do not say it (column_roles.py).
+        sigma: standard deviation of a detected coordinate, or one for each; None takes it from the columns sigma or
+            sigma_x, sigma_y, or estimates it.
         noise: spectral density of the process noise in the first mode, length² / time³; None estimates it.
         turn_rate: turn rate of the model "turn" in degrees per unit of time; None estimates it.
+        outliers: probability that a detection is an outlier, before its position is known; 0 rejects none.
         smooth: whether states are also smoothed, given all detections.
         fit: whether the noise levels are fitted by EM, starting from the given or estimated ones.
         skip_bad: whether invalid rows are skipped; otherwise they raise an error.
@@ -34,9 +38,11 @@ class TrackingSettings:
 
     filter: str = "imm"
     model: str = "cv"
-    sigma: float | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    sigma: float | tuple[float, ...] | None = None
     noise: float | None = None
     turn_rate: float | None = None
+    outliers: float = 0.01
     smooth: bool = False
     fit: bool = False
     skip_bad: bool = False
@@ -51,7 +57,8 @@ class TrackingSettings:
 def check(settings: TrackingSettings) -> None:
     """Raise an error for settings that cannot be run."""
     s = settings
-    levels = {"sigma": s.sigma, "noise": s.noise, "turn_rate": s.turn_rate}
+    sigmas = s.sigma if isinstance(s.sigma, tuple) else (s.sigma,)
+    levels = [*(("sigma", value) for value in sigmas), ("noise", s.noise), ("turn_rate", s.turn_rate)]
     problems = [
         (s.filter not in FILTERS, "filter", f"there is no filter {s.filter!r}", f"Choose one of {', '.join(FILTERS)}."),
         (s.model not in MODELS, "model", f"there is no model {s.model!r}", f"Choose one of {', '.join(MODELS)}."),
@@ -61,11 +68,13 @@ def check(settings: TrackingSettings) -> None:
          "Choose the filter imm or gpb2, or drop smooth (--smooth)."),
         (s.turn_rate is not None and s.model != "turn", "turn_rate",
          f"turn_rate needs the model turn, but the model is {s.model}", "Choose the model turn, or drop turn_rate."),
+        (not 0 <= s.outliers < 1, "outliers", f"outliers must be a probability below 1, got {s.outliers}",
+         "Pass such as 0.01, or 0 to reject no detection."),
     ]  # fmt: skip
     problems += [
         (value is not None and not _is_positive(value), name, f"{name} must be positive and finite, got {value}",
          "Pass a positive number, or drop it to estimate it from the detections.")
-        for name, value in levels.items()
+        for name, value in levels
     ]  # fmt: skip
     for wrong, argument, problem, remedy in problems:
         if wrong:

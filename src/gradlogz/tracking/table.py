@@ -1,10 +1,12 @@
 """The table of tracks: one row per detection, in the order of the input.
 
-    time, target, x, y[, z]                        as in the input
+    time, target, x, y[, z]                        as in the input; in metres if the input has units
+    latitude_filtered, longitude_filtered, ...     in degrees, if the input has latitudes and longitudes
     x_filtered, vx_filtered, x_deviation, ...      filtered position and velocity, with standard deviations
     x_smoothed, ..., x_smoothed_deviation, ...     smoothed position and velocity, if requested
     probability_NAME                               mode probabilities, smoothed if available
     nis, nis_low, nis_high, inside                 normalised innovation squared, its 95 % band, 1 if inside
+    outlier                                        1 if the detection was rejected
 
 Velocities are empty before the second detection of a coordinate, nis before there is an innovation.
 
@@ -12,18 +14,50 @@ Read next: records.py.
 """
 
 import csv
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from .._errors import MissingPackageError
+from .._errors import InputValueError, MissingPackageError
 from ..page.writing import replaced
 from .records import Tracks
 
 
 def table_of(tracks: Tracks) -> dict[str, Any]:
-    """Columns by name: lists for time and target, tensors for the others."""
+    """Columns by name, rows in the order of the input: lists for time and target, tensors for the others."""
+    columns, row = _columns(tracks), tracks.detections.row
+    if row is None or not bool((row.diff() < 0).any()):
+        return columns
+    order = row.argsort()
+    return {
+        name: column[order] if isinstance(column, Tensor) else [column[i] for i in order.tolist()]
+        for name, column in columns.items()
+    }
+
+
+def frame_of(tracks: Tracks, library: Literal["polars", "pandas", "xarray"] = "polars") -> Any:
+    """The table as a DataFrame of polars or pandas, or as a Dataset of xarray with the dimension "row"."""
+    columns = {
+        name: column.numpy() if isinstance(column, Tensor) else column for name, column in table_of(tracks).items()
+    }
+    if library not in ("polars", "pandas", "xarray"):
+        problem = f"there is no library {library!r} for tables"
+        raise InputValueError("frame_of", "library", problem, "Choose polars, pandas or xarray.")
+    try:
+        module = import_module(library)
+    except ImportError:
+        problem = f"{library} is not installed"
+        raise MissingPackageError("frame_of", library, problem, f"Install it with pip install {library}.") from None
+    if library == "polars":
+        return module.DataFrame([_series(module, name, column) for name, column in table_of(tracks).items()])
+    if library == "pandas":
+        return module.DataFrame(columns)
+    return module.Dataset({name: ("row", column) for name, column in columns.items()})
+
+
+def _columns(tracks: Tracks) -> dict[str, Any]:
     rows, axes = tracks.detections, tracks.detections.axes
     columns: dict[str, Any] = {"time": rows.label, "target": [rows.names[i] for i in rows.target.tolist()]}
     columns |= dict(zip(axes, rows.position.unbind(-1), strict=True))
@@ -32,6 +66,9 @@ def table_of(tracks: Tracks) -> dict[str, Any]:
         if estimate is not None:
             deviation = "deviation" if kind == "filtered" else "smoothed_deviation"
             columns |= {f"{n}_{kind}": c for n, c in zip(names, estimate.mean.unbind(-1), strict=True)}
+            if rows.plane is not None:
+                degrees = rows.plane.locate(estimate.mean[:, :2])
+                columns |= dict(zip((f"latitude_{kind}", f"longitude_{kind}"), degrees, strict=True))
             columns |= {f"{n}_{deviation}": c for n, c in zip(names, estimate.deviation.unbind(-1), strict=True)}
     modes = zip(tracks.settings.modes, tracks.best.probability.unbind(-1), strict=True)
     columns |= {f"probability_{name}": column for name, column in modes}
@@ -40,6 +77,7 @@ def table_of(tracks: Tracks) -> dict[str, Any]:
         "nis_low": tracks.nis_low.masked_fill(tracks.nis.isnan(), float("nan")),
         "nis_high": tracks.nis_high.masked_fill(tracks.nis.isnan(), float("nan")),
         "inside": tracks.inside.double().masked_fill(tracks.nis.isnan(), float("nan")),
+        "outlier": tracks.detections.outlying.double(),
     }
 
 
@@ -55,16 +93,16 @@ def check_table(path: str | Path) -> None:
 def write_table(tracks: Tracks, path: str | Path) -> Path:
     """Write the table as parquet for the suffix .parquet, else as CSV; the file is replaced atomically."""
     check_table(path)
-    columns = table_of(tracks)
     polars = _polars()
     with replaced(path) as part:
         if polars is None:
+            columns = table_of(tracks)
             with part.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
                 writer.writerows(zip(*map(_cells, columns.values()), strict=True))
         else:
-            frame = polars.DataFrame([_series(polars, name, column) for name, column in columns.items()])
+            frame = frame_of(tracks)
             if Path(path).suffix == ".parquet":
                 frame.write_parquet(part)
             else:

@@ -56,7 +56,9 @@ def _modes(tracks: Tracks) -> list[TrackQuantity]:
 
 def _levels(tracks: Tracks) -> list[TrackQuantity]:
     levels, model = tracks.levels, tracks.settings.model
-    rows = [TrackQuantity("sigma", "", levels.sigma), TrackQuantity("noise", "", levels.noise)]
+    parts = [(axis, ratio * levels.sigma) for axis, ratio in zip(tracks.detections.axes, levels.ratios, strict=True)]
+    parts = parts if len(set(levels.ratios)) > 1 else [("", levels.sigma)]
+    rows = [*(TrackQuantity("sigma", axis, value) for axis, value in parts), TrackQuantity("noise", "", levels.noise)]
     if model == "turn":
         return [*rows, TrackQuantity("turn_rate", "", math.degrees(levels.turn_rate))]
     return [*rows, TrackQuantity("manoeuvre", "", levels.manoeuvre)]

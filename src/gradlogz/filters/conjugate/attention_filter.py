@@ -2,7 +2,7 @@
 
     P(A_t = i, A_{t+1} = j) ∝ pi_i psi_j exp(beta <mu_i, eta_j>)               slots i before and j after [theory 8.1]
     P(A_t = i | A_{t+1} = j) = softmax_i(log pi_i + beta <mu_i, eta_j>)        attention weights, for any psi
-    x_{t+1} = x_t W_v + N(0, Q)                                                the same map for all slots
+    x_{t+1} = x_t W_v + N(0, Q)                                                one map for all slots, or W_j for each
     mean   E[x_{t+1} | j]   = sum_i A_ij mu_i W_v                              softmax attention, exactly
     spread Cov[x_{t+1} | j] = W_v^T (sum_i A_ij Sigma_i + Cov_A(mu)) W_v + Q   dropped by a transformer            [8.3]
 
@@ -10,11 +10,10 @@ This is the interacting multiple model filter (../gaussian/switching.py) with tr
 the means: mix, move, no update. If values are keys, Cov_A(mu) is the Fisher information ∇² log Z(eta_j). `weights`
 selects psi, and so the probabilities of the next slots, pi'_j ∝ psi_j Z_j, which attention itself does not propagate.
 
-Read next: ../gaussian/switching.py (the filter with observations), conjugate_filter.py, ../../measures/gibbs.py
-(samples in place of means).
+Read next: ../gaussian/attentive_switching.py (such transitions with observations), conjugate_weights.py (attention to
+natural parameters), ../../measures/gibbs.py (samples in place of means).
 """
 
-import dataclasses
 import math
 from typing import Literal, NamedTuple
 
@@ -26,12 +25,7 @@ from ..._typing import Float, Tensor
 from ...measures import Empirical, Gaussian, Mixture
 from ...measures.measure import Measure
 from ...special.log_domain import log_sum_exp
-from ..gaussian.switching import SwitchingFilter
-from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
-from ..prior_and_series import Prior, Series, as_series
-from ..results import Filtered
-from ..validation import prepared
 
 UNREAD = 200  # Sinkhorn iterations if convergence cannot be checked, under torch.func and torch.compile
 
@@ -75,8 +69,9 @@ class AttentionFilter:
     """A filter whose slots attend to each other.
 
     Args:
-        value: W_v [d, e], the same for all slots; None is the identity.
-        noise: Q [e, e], added to covariances.
+        value: W_v [d, e], the same for all slots, or [m, d, e], one map W_j for each next slot j, as the modes of a
+            switching system have: the mean of slot j is (sum_i A_ij mu_i) W_j.   [theory E55]  None is the identity.
+        noise: Q [e, e], added to covariances, or [m, e, e], one for each next slot.
         scale: inverse temperature beta.
         message: "mean" is softmax attention; "covariance" also propagates the covariance.
         coupling: "mean", exp(beta <mu_i, eta_j>), or "state", exp(beta <x, eta_j>). With "state" a slot with a
@@ -102,8 +97,8 @@ class AttentionFilter:
     def __init__(
         self,
         *,
-        value: Float[Tensor, "d e"] | None = None,
-        noise: Float[Tensor, "e e"] | None = None,
+        value: Float[Tensor, "d e"] | Float[Tensor, "m d e"] | None = None,
+        noise: Float[Tensor, "e e"] | Float[Tensor, "m e e"] | None = None,
         scale: float = 1.0,
         message: Literal["mean", "covariance"] = "mean",
         coupling: Literal["mean", "state"] = "mean",
@@ -143,7 +138,9 @@ class AttentionFilter:
         if self.message == "covariance":
             covariance = self._sent(self._spread(h, slots, natural))
         log_after = self._log_after(G)
-        slots_after = Slots(mean if self.value is None else mean @ self.value, covariance, log_after)
+        if self.value is not None:
+            mean = (mean.unsqueeze(-2) @ self.value).squeeze(-2)
+        slots_after = Slots(mean, covariance, log_after)
         return Collapsed(slots_after, G, self._log_received(slots, natural, h, log_after - G))
 
     @without_autocast
@@ -243,15 +240,15 @@ class AttentionFilter:
             raise InputValueError(
                 call, "slots.mean", f"{condition}, got {fact}", "Project queries into the space of the keys first."
             )
-        d = mean.shape[-1]
-        if self.value is not None and self.value.shape[:1] != (d,):
-            fact = f"shape {shape_of(self.value)}"
-            raise InputValueError(
-                call, "value", f"value must be [d={d}, e], got {fact}", "Pass W_v for tokens as rows: x' = x W_v."
-            )
+        m, d = eta.shape[-2], mean.shape[-1]
+        if self.value is not None and self.value.shape[:-1] not in ((d,), (m, d)):
+            condition, fact = f"value must be [d={d}, e] or [m={m}, d={d}, e]", f"shape {shape_of(self.value)}"
+            remedy = "Pass W_v for tokens as rows, x' = x W_v, or one such map for each next slot."
+            raise InputValueError(call, "value", f"{condition}, got {fact}", remedy)
         e = d if self.value is None else self.value.shape[-1]
-        if self.noise is not None and self.noise.shape != (e, e):
-            condition, fact = f"noise must be {(e, e)}, the size of the values", f"shape {shape_of(self.noise)}"
+        if self.noise is not None and self.noise.shape not in ((e, e), (m, e, e)):
+            condition = f"noise must be {(e, e)}, the size of the values, or {(m, e, e)}"
+            fact = f"shape {shape_of(self.noise)}"
             raise InputValueError(call, "noise", f"{condition}, got {fact}", "Match the output size of the value map.")
         if covariance is not None and covariance.shape != (*mean.shape, d):
             condition, fact = f"slots.covariance must be {(*mean.shape, d)}", f"shape {shape_of(covariance)}"
@@ -263,53 +260,6 @@ class AttentionFilter:
             raise InputValueError(
                 call, "slots.log_probability", f"{condition}, got {fact}", "Pass one for each slot, or None."
             )
-
-
-@without_autocast
-def attentive_imm(
-    model: SwitchingModel,
-    observations: Float[Tensor, "*b t o"] | Series,
-    prior: Prior,
-    *,
-    eta: Float[Tensor, "k s"],
-) -> Filtered:
-    """`imm` with transition probabilities that depend on the state: the corrected Eq. (12) of the note.   [E53-E56]
-
-        P(s_t = j | s_{t-1} = i) = softmax_j(log T_ij + <mu_i, eta_j>)
-
-    mu_i is the mean of the state in mode i and eta_j the natural parameter of mode j: mode j is likelier where the
-    state aligns with eta_j. With eta = 0 this is `imm`; without observations, with constant T, one F for all modes and
-    means only, it is attention. The other arguments are those of `imm`.
-    """
-    call = "attentive_imm"
-    check_floats(call, eta=eta, model=model.F)
-    if model.continuous:
-        problem = "the model must have a transition matrix, but it has a Generator"
-        raise InputValueError(call, "model", problem, "Discretise it, for example with model.at(dt).")
-    if eta.shape != (model.modes, model.state_size):
-        condition = f"eta must be [k={model.modes}, s={model.state_size}], one for each mode"
-        raise InputValueError(call, "eta", f"{condition}, got shape {shape_of(eta)}", "Pass zeros for plain imm.")
-    series = as_series(observations)
-    _, y, observed = prepared(call, model, series, validate=model.validate)
-    batch, steps = y.shape[:-2], y.shape[-2]
-    state = SwitchingFilter(model).init(prior, batch_shape=tuple(batch))
-    filtered_steps = []
-    for t in range(steps):
-        now = model.narrow(t)
-        assert isinstance(now.transition, Tensor)  # checked above
-        T = now.transition.squeeze(-3) if now.transition.ndim > 2 else now.transition
-        pull = state.mean @ eta.mT  # <mu_i, eta_j>
-        positive = T > 0
-        logits = torch.where(positive, T, 1.0).log().masked_fill(~positive, -torch.inf) + pull
-        attended = dataclasses.replace(now, transition=logits.softmax(-1).unsqueeze(-3), validate=False)
-        online = SwitchingFilter(attended)
-        mask_now = None if observed is None else observed[..., t, :]
-        inputs = None if series.inputs is None else series.inputs[..., t, :]
-        state, step = online.step(state, y[..., t, :], mask=mask_now, inputs=inputs)
-        filtered_steps.append(step)
-    at = len(batch)
-    filtered = Filtered(*(torch.stack(parts, at) for parts in zip(*filtered_steps, strict=True)))
-    return filtered._replace(log_likelihood=state.log_likelihood)
 
 
 class LinearLink(NamedTuple):

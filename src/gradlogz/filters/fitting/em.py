@@ -290,6 +290,7 @@ def _maximum_of_prior(prior: Prior, sums: SufficientStatistics) -> Prior:
         _update_live(live, mean, prior.mean),
         _update_live(live, covariance, prior.covariance),
         sums.weight_0.log().log_softmax(-1),
+        per="mode",
     )
 
 

@@ -216,7 +216,7 @@ def _prior_of_modes(call: str, model: SwitchingModel, prior: Prior) -> Prior:
     if log_pi.shape != (k,):
         condition, fact = f"prior.log_mode_probability must be [{k}]", f"shape {shape_of(log_pi)}"
         raise InputValueError(call, "prior.log_mode_probability", f"{condition}, got {fact}", "Pass None for uniform.")
-    return Prior(mean.expand(k, s), covariance.expand(k, s, s), log_pi)
+    return Prior(mean.expand(k, s), covariance.expand(k, s, s), log_pi, per="mode")
 
 
 def _training_data(call: str, model: SwitchingModel, series: Series) -> Series:
@@ -312,4 +312,4 @@ def _in_order(
         field = field.index_select(-len(ENDS[name]), places)
         fields[name] = field.index_select(-1, places) if name in ("transition", "rate") else field
     initial = {name: t[places] for name, t in prior_fields(prior).items()}
-    return dataclasses.replace(fitted, **as_arguments(fields)), Prior(**initial)
+    return dataclasses.replace(fitted, **as_arguments(fields)), Prior(**initial, per="mode")

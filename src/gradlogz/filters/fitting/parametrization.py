@@ -80,6 +80,7 @@ def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) 
             free["mean"],
             _squared(free["covariance"], prior.covariance, "full"),
             free["log_mode_probability"].log_softmax(-1),
+            per="mode",
         )
     return dataclasses.replace(model, **fields, validate=False), prior
 

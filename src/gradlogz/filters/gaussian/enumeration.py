@@ -110,7 +110,7 @@ def enumerate_modes(
             pruned.append(torch.full_like(log_likelihood, -torch.inf))
     joined = Moved.joined(moves)
     if model.validate:
-        check_densities(call, joined.failure)
+        check_densities(call, joined.failure, model.R)
     filtered = combined(joined, parameters, y, observed, log_likelihood)
     return Enumerated(filtered, histories, log_w, m, P, torch.stack(pruned, -1))
 

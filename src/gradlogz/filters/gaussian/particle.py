@@ -124,7 +124,7 @@ def rao_blackwell_filter(
         parents.append(index // k)
     joined = Moved.joined(moves)
     if model.validate:
-        check_densities(call, joined.failure)
+        check_densities(call, joined.failure, model.R)
     filtered = combined(joined, parameters, y, observed, log_likelihood)
     histories = _ancestral_histories(modes, parents)
     return Sampled(filtered, histories, log_w, m, P, torch.stack(sizes, -1), torch.stack(resampled, -1))

@@ -18,6 +18,7 @@ kept as logarithms, transitions as probabilities; both may have probability 0.
 Read next: enumeration.py (the exact filter), ../kalman.py (one step), consistency.py (NIS and NEES).
 """
 
+import dataclasses
 import math
 from collections.abc import Collection
 from typing import Literal, NamedTuple
@@ -25,23 +26,28 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..._autocast import without_autocast
-from ..._errors import InputValueError
+from ..._errors import InputTypeError, InputValueError, check_floats
 from ..._typing import Bool, Float, Tensor
 from ...kernels.filters.dispatch import filtering_kernel
-from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
+from ..models.nonlinear_model import NonlinearModel
 from ..models.switching_model import ENDS, Parameters, SwitchingModel
-from ..moment_matching import GaussianMoments, apart, collapse, fill, likelihood_of_modes, mix, posterior, to_one, weigh
 from ..prior_and_series import Prior, Series, as_series, check_mask
-from ..results import Filtered, FilterState, Moved, combined
+from ..results import Filtered, FilterState, Moved, combined, expect_modes
 from ..validation import (
     PreparedSeries,
     check_densities,
     check_model,
+    check_observation,
     check_state,
+    check_targets,
+    filter_name,
     initial_state,
     prepared,
     prepared_parts,
+    without_gaps,
 )
+from .association import associated, average_innovation, check_association, check_detections, hypotheses
+from .switching_steps import Predicted, one_gaussian, predict_modes, update_modes
 
 
 def gpb1(
@@ -143,6 +149,8 @@ def gpb(
 class SwitchingFilter(NamedTuple):
     """A switching filter that takes one observation at a time: `init`, then `step`; `filter` takes a series.
 
+    `predict` and `update` are the halves of a step, for detections that are gated and associated in between.
+
     Attributes:
         model: the switching system.
         method: "imm" or "gpb".
@@ -165,6 +173,11 @@ class SwitchingFilter(NamedTuple):
     method: Literal["imm", "gpb"] = "imm"
     depth: int = 2
 
+    @property
+    def order(self) -> int:
+        """Depth of "gpb"; 0 for "imm"."""
+        return 0 if self.method == "imm" else self.depth
+
     @without_autocast
     def init(self, prior: Prior, *, batch_shape: tuple[int, ...] = ()) -> FilterState:
         """Return the state at time 0 for every target of a batch.
@@ -177,8 +190,7 @@ class SwitchingFilter(NamedTuple):
             tensors = (*self.model.fields().values(), *state)
             kernel = filtering_kernel(tensors, 0, is_online=True) if state.mean.device.type == "cpu" else None
             if kernel is not None:
-                depth = 0 if self.method == "imm" else self.depth
-                model = self.model
+                depth, model = self.order, self.model
                 sizes = (model.modes, model.state_size, model.observation_size)
                 per_target = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
                 kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, per_target=per_target)
@@ -211,27 +223,117 @@ class SwitchingFilter(NamedTuple):
         """
         call = "SwitchingFilter.step"
         wanted = _requested_fields(call, fields)
-        steps = self.model.steps
-        check_state(call, self.model, state, depth=0 if self.method == "imm" else self.depth)
-        if not 0 <= time < (steps or time + 1):
-            remedy = "Count steps from 0."
-            raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
-        batch = state.log_likelihood.shape
-        if observation.shape != (*batch, self.model.observation_size):
-            condition = f"observation must be {(*batch, self.model.observation_size)} for this state and model"
-            remedy = "Start with init(batch_shape=...) for a batch of targets."
-            raise InputValueError(call, "observation", f"{condition}, got shape {tuple(observation.shape)}", remedy)
-        if mask is not None:
-            check_mask(call, mask, observation)
-        series = Series(
-            observation.unsqueeze(-2),
-            inputs=None if inputs is None else inputs.unsqueeze(-2),
-            mask=None if mask is None else mask.unsqueeze(len(batch)),
-            times=None if dt is None else _interval(dt, observation).unsqueeze(-1),
-        )
-        model = self.model if steps is None else self.model.narrow(time)
-        ready = prepared(call, model, series, validate=model.validate)
-        return _pass(call, self, ready, state, last=True, wanted=wanted, is_online=True)
+        ready = self._prepared(call, state, observation, inputs, mask, time, dt)
+        after, result = _pass(call, self, ready, state, last=True, wanted=wanted, is_online=True)
+        return self._named(after), result
+
+    @without_autocast
+    def predict(
+        self,
+        state: FilterState,
+        *,
+        inputs: Float[Tensor, "*#c u"] | None = None,
+        time: int = 0,
+        dt: float | Float[Tensor, "*#b"] | None = None,
+    ) -> Predicted:
+        """Predict the state and its observation by one transition; `update` takes the result.
+
+        Args:
+            state: state from `init`, `step` or `update`.
+            inputs: inputs u of models with B or D, also those of the observation.
+            time: index of this step in a time-varying model, from 0.
+            dt: time since the previous step, for all targets or each; required by continuous-time models.
+
+        Law: tests/laws/test_predict_and_update_are_a_step.py.
+
+        >>> import torch
+        >>> from gradlogz.filters import Prior, constant_velocity
+        >>> line = constant_velocity(1, dt=1.0, spectral_density=0.1, observation_variance=1.0)
+        >>> online = SwitchingFilter(SwitchingModel.of([line], transition=torch.ones(1, 1)))
+        >>> predicted = online.predict(online.init(Prior(torch.tensor([2.0, 1.0]), torch.eye(2))))
+        >>> predicted.expected_observation
+        tensor([3.])
+        """
+        call = "SwitchingFilter.predict"
+        nothing = state.mean.new_full((*state.log_likelihood.shape, self.model.observation_size), torch.nan)
+        parameters = self._prepared(call, state, nothing, inputs, None, time, dt).parameters
+        now = next(parameters.each(1))
+        branches = predict_modes(now, state, self.order)
+        moments = expect_modes(now, *branches[:3])
+        name = filter_name(self.order)
+        return Predicted(*moments, branches=branches, parameters=now, filter=name)  # type: ignore[arg-type, misc]
+
+    @without_autocast
+    def update(
+        self,
+        predicted: Predicted,
+        observation: Float[Tensor, "*y o"],
+        *,
+        mask: Bool[Tensor, "*m"] | None = None,
+        association: Float[Tensor, "*b n1"] | None = None,
+        step_log_likelihood: Float[Tensor, "*b"] | None = None,
+    ) -> tuple[FilterState, Filtered]:
+        """Condition a predicted state on its observation, or on several detections of which one may be its own.
+
+        Args:
+            predicted: result of `predict`.
+            observation: one observation for each target, [*b, o], NaN where missing; with `association` n detections
+                for each, [*b, n, o].
+            mask: True where the observation counts; only without `association`.
+            association: probability that none of the detections belongs to the target, then that of each detection,
+                given all detections: those of PDA (`association_probability`) or the marginal ones of JPDA. Targets
+                with fewer detections have NaN detections of probability 0. Modes and states are averaged over
+                associations and moment matched (association.py).
+            step_log_likelihood: with `association` log p(detections | past), if known. It is added to the log
+                likelihood, which otherwise does not change.
+
+        Law: tests/laws/test_associations_are_averaged.py.
+        """
+        call = "SwitchingFilter.update"
+        self._check_predicted(call, predicted)
+        before, now, validate = predicted.branches, predicted.parameters, self.model.validate
+        batch = before.log_likelihood.shape
+        if association is not None and mask is not None:
+            remedy = "Give detections that do not count the probability 0."
+            raise InputValueError(call, "mask", "mask cannot be combined with association", remedy)
+        if association is None and step_log_likelihood is not None:
+            problem, remedy = "step_log_likelihood needs association", "Drop it; the filter computes it."
+            raise InputValueError(call, "step_log_likelihood", problem, remedy)
+        if association is not None:
+            check_association(call, self.model, association, observation, batch, step_log_likelihood)
+        else:
+            check_floats(call, observation=observation, model=self.model.R)
+            check_observation(call, self.model, observation, batch)
+        y, observed = without_gaps(call, observation, mask, validate=validate)
+        if association is None:
+            state, moved = update_modes(now, before, y, observed, self.order)
+        else:
+            each = hypotheses(now, before, y, observed)
+            state, moved = associated(*update_modes(*each, self.order), before, association, step_log_likelihood)
+        if validate:
+            check_densities(call, moved.failure, self.model.R)
+        if association is None:
+            return self._named(state), combined(moved, now, y, observed, state.log_likelihood)
+        expected, by_mode = predicted.expected_observation, predicted.mode_expected_observation
+        result = combined(moved, now, expected, None, state.log_likelihood)  # its innovation is replaced below
+        y, beta = observation, association[..., 1:]
+        v = average_innovation(now.difference(y, expected.unsqueeze(-2)), beta)
+        mode_v = average_innovation(now.difference(y.unsqueeze(-3), by_mode.unsqueeze(-2)), beta.unsqueeze(-2))
+        return self._named(state), result._replace(innovation=v, mode_innovation=mode_v)
+
+    @without_autocast
+    def log_density(self, predicted: Predicted, detections: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b n"]:
+        """Predicted log density of each of n detections, NaN for missing ones: the logits of an association."""
+        call = "SwitchingFilter.log_density"
+        self._check_predicted(call, predicted)
+        before, now, validate = predicted.branches, predicted.parameters, self.model.validate
+        check_detections(call, self.model, detections, before.log_likelihood.shape)
+        y, observed = without_gaps(call, detections, None, validate=validate)
+        _, moved = update_modes(*hypotheses(now, before, y, observed, none=False), self.order)
+        if validate:
+            check_densities(call, moved.failure, self.model.R)
+        density = moved.step_log_likelihood
+        return density if observed is None else density.masked_fill(~observed.any(-1), torch.nan)
 
     def filter(
         self,
@@ -243,6 +345,52 @@ class SwitchingFilter(NamedTuple):
     ) -> Filtered:
         """Filter a series; see `imm` for the arguments."""
         return _run("SwitchingFilter.filter", self, observations, prior, keep, fields)
+
+    def _named(self, state: FilterState) -> FilterState:
+        """State with the name of this filter."""
+        return state if state.filter is not None else FilterState(*state, filter=filter_name(self.order))
+
+    def _prepared(
+        self,
+        call: str,
+        state: FilterState,
+        observation: Tensor,
+        inputs: Tensor | None,
+        mask: Tensor | None,
+        time: int,
+        dt: float | Tensor | None,
+    ) -> PreparedSeries:
+        """Validated arguments of one step, as a series of length 1."""
+        steps = self.model.steps
+        check_state(call, self.model, state, depth=self.order)
+        if not 0 <= time < (steps or time + 1):
+            remedy = "Count steps from 0."
+            raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
+        batch = state.log_likelihood.shape
+        if steps is not None:
+            check_targets(call, self.model, batch)
+        check_observation(call, self.model, observation, batch)
+        if mask is not None:
+            check_mask(call, mask, observation)
+        series = Series(
+            observation.unsqueeze(-2),
+            inputs=None if inputs is None else inputs.unsqueeze(-2),
+            mask=None if mask is None else mask.unsqueeze(len(batch)),
+            times=None if dt is None else _interval(dt, observation).unsqueeze(-1),
+        )
+        model = self.model if steps is None else self.model.narrow(time)
+        return prepared(call, model, series, validate=model.validate)
+
+    def _check_predicted(self, call: str, predicted: object) -> None:
+        """Check that a predicted state was created by `predict` of a filter of this depth."""
+        if not isinstance(predicted, Predicted):
+            fact, remedy = type(predicted).__name__, "Pass the result of predict."
+            raise InputTypeError(call, "predicted", f"predicted must be a Predicted, got {fact}", remedy)
+        sizes = (self.model.modes, self.model.state_size)
+        if predicted.filter != filter_name(self.order) or predicted.mode_mean.shape[-2:] != sizes:
+            condition = f"predicted must come from {filter_name(self.order)} with [k, s] = {list(sizes)}"
+            problem = f"{condition}, got {predicted.filter} with {list(predicted.mode_mean.shape[-2:])}"
+            raise InputValueError(call, "predicted", problem, "Call predict and update of one SwitchingFilter.")
 
 
 ALL = frozenset(Filtered._fields)
@@ -290,13 +438,14 @@ def _pass(
     masks = [None] * steps if observed is None else observed.unbind(-2)
     moves: list[Moved] = []
     for now, observation, mask_now in zip(parameters.each(steps), y.unbind(-2), masks, strict=True):
-        state, moved = _advance(chosen, now, state, observation, mask_now)
+        branches = predict_modes(now, state, chosen.order)
+        state, moved = update_modes(now, branches, observation, mask_now, chosen.order)
         if last and moves:  # earlier steps are dropped, except for their error codes
             moved = moved._replace(failure=torch.maximum(moves.pop().failure, moved.failure))
         moves.append(moved)
     joined = moves[0] if last else Moved.joined(moves)
     if chosen.model.validate:
-        check_densities(call, joined.failure)
+        check_densities(call, joined.failure, chosen.model.R)
     if last:
         result = combined(joined, now, observation, mask_now, state.log_likelihood)
     else:
@@ -333,7 +482,7 @@ def _compiled_pass(
     parameters, y, observed = series
     if not isinstance(parameters, Parameters) or parameters.has is not None:
         return None
-    depth, fields = 0 if chosen.method == "imm" else chosen.depth, tuple(parameters[:7])
+    depth, fields = chosen.order, tuple(parameters[:7])
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
     result = (
@@ -342,7 +491,10 @@ def _compiled_pass(
     return (
         None
         if result is None
-        else (FilterState(*result[1:]), Filtered._make((*result.reported, result.log_likelihood)))
+        else (
+            FilterState(*result[1:], filter=filter_name(depth)),
+            Filtered._make((*result.reported, result.log_likelihood)),
+        )
     )
 
 
@@ -355,114 +507,11 @@ def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) 
     state = initial_state(call, chosen.model, prior, batch)
     if chosen.method == "gpb" and chosen.depth == 1:
         has = chosen.model.has if chosen.model.fill == "modes" else None
-        return state._replace(**_to_one(state.log_probability, state.mean, state.covariance, has))
-    return state
-
-
-def _advance(
-    chosen: SwitchingFilter,
-    now: Parameters | NonlinearParameters,
-    state: FilterState,
-    y: Tensor,
-    observed: Tensor | None,
-) -> tuple[FilterState, Moved]:
-    """Advance the state by one transition and one observation."""
-    if chosen.method == "imm":
-        return _imm(now, state, y, observed)
-    return _gpb1(now, state, y, observed) if chosen.depth == 1 else _gpb(now, state, y, observed, chosen.depth)
-
-
-# The steps of the filters in parallel form: mix, predict, update, collapse. ------------------------------------------
-
-
-def _imm(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None
-) -> tuple[FilterState, Moved]:
-    """One step of imm.   [theory 7.3]"""
-    # Mix: the modes i that may precede each mode j --------------------------------------------------------------------
-    log_c, share = weigh(now.transition, state.log_probability.unsqueeze(-1))
-    mixed = mix(share.mT, state.mean, state.covariance, now.has)
-    # Predict and update: mode by mode --------------------------------------------------------------------------------
-    before = now.predict(*mixed)
-    after = now.update(*before, y.unsqueeze(-2), _per_mode(observed))
-    log_pi, step, _ = posterior(log_c, after.log_likelihood)
-    # Collapse: nothing -----------------------------------------------------------------------------------------------
-    moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
-    return FilterState(after.mean, after.covariance, log_pi, state.log_likelihood + step), moved
-
-
-def _gpb1(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None
-) -> tuple[FilterState, Moved]:
-    """One step of gpb1.   [theory 7.1]"""
-    # Mix: nothing, there is one Gaussian -----------------------------------------------------------------------------
-    log_c = weigh(now.transition, state.log_probability.unsqueeze(-1)).log_sum
-    # Predict and update: mode by mode --------------------------------------------------------------------------------
-    before = now.predict(state.mean, state.covariance)
-    after = now.update(*before, y.unsqueeze(-2), _per_mode(observed))
-    log_pi, step, _ = posterior(log_c, after.log_likelihood)
-    # Collapse: all modes to one --------------------------------------------------------------------------------------
-    one = _to_one(log_pi, after.mean, after.covariance, now.has)
-    moved = Moved(*before, log_c, after.mean, after.covariance, log_pi, after.log_likelihood, step, after.failure)
-    return FilterState(log_probability=log_pi, log_likelihood=state.log_likelihood + step, **one), moved
-
-
-def _gpb(
-    now: Parameters | NonlinearParameters, state: FilterState, y: Tensor, observed: Tensor | None, depth: int
-) -> tuple[FilterState, Moved]:
-    """One step of gpb of any depth; at depth 2 the histories are modes.   [theory 7.2]"""
-    log_h, k = state.log_probability.unsqueeze(-1), now.transition.shape[-1]
-    histories = log_h.shape[-2]
-    T = now.transition.repeat(*[1] * (now.transition.ndim - 2), histories // k, 1)  # by the newest mode of a history
-    # Mix: nothing; the mixtures are computed only to report the prediction of each mode ------------------------------
-    prior_weights = log_c, share = weigh(T, log_h)
-    m, P = state.mean.unsqueeze(-2), state.covariance.unsqueeze(-3)
-    if now.has is None:
-        mixed = mix(share.mT, state.mean, state.covariance)
-    else:  # for each pair, fill in the components that the mode has and the history lacks
-        filled = fill(share.mT, state.mean, state.covariance, now.has.repeat(histories // k, 1))
-        mixed = collapse(share.mT, *filled)
-        m, P = filled.mean.movedim(-3, -2), filled.covariance.movedim(-4, -3)
-    reported = now.predict(*mixed)
-    # Predict and update: every history by every mode -----------------------------------------------------------------
-    wide = now.by_history()
-    before = wide.predict(m, P)
-    after = wide.update(*before, y[..., None, None, :], None if observed is None else observed[..., None, None, :])
-    mode_likelihood = likelihood_of_modes(T, log_h, after.log_likelihood, prior_weights)
-    log_pi, step, possible = posterior(log_c, mode_likelihood)
-    # Collapse: the oldest mode of each history, with weights that include the observation ----------------------------
-    evidence = torch.where(possible[..., None, None], after.log_likelihood, 0.0)
-    oldest = k if histories * k > k ** (depth - 1) else 1
-    log_w, share = weigh(apart(T, oldest, 0), apart(log_h + evidence, oldest, 0))
-    log_w = log_w.log_softmax(-1)
-    means, covariances = apart(after.mean, oldest, 1), apart(after.covariance, oldest, 2)
-    mean, covariance = collapse(share.mT, means.movedim(-3, -2), covariances.movedim(-4, -3))
-    # Report each mode: collapse its histories ------------------------------------------------------------------------
-    by_mode = _to_modes(log_w, mean, covariance, k)
-    moved = Moved(*reported, log_c, *by_mode, log_pi, mode_likelihood, step, after.failure.amax(-2))
-    return FilterState(mean, covariance, log_w, state.log_likelihood + step), moved
+        mean, covariance = one_gaussian(state.log_probability, state.mean, state.covariance, has)
+        state = dataclasses.replace(state, mean=mean, covariance=covariance)
+    return chosen._named(state)
 
 
 def _interval(dt: float | Tensor, like: Tensor) -> Tensor:
     """Elapsed time as a tensor on the device of `like`, without synchronisation."""
     return dt.to(like) if isinstance(dt, Tensor) else torch.full((), dt, dtype=like.dtype, device=like.device)
-
-
-def _per_mode(observed: Tensor | None) -> Tensor | None:
-    return None if observed is None else observed.unsqueeze(-2)
-
-
-def _to_one(log_pi: Tensor, mean: Tensor, covariance: Tensor, has: Tensor | None) -> dict[str, Tensor]:
-    """Collapse all modes to one Gaussian, as fields of a state."""
-    m, P = to_one(log_pi.exp(), mean, covariance, has)
-    return {"mean": m.unsqueeze(-2), "covariance": P.unsqueeze(-3)}
-
-
-def _to_modes(log_w: Tensor, mean: Tensor, covariance: Tensor, k: int) -> GaussianMoments:
-    """Collapse histories to one Gaussian for each newest mode."""
-    if log_w.shape[-1] == k:
-        return GaussianMoments(mean, covariance)
-    log_w = log_w.unflatten(-1, (-1, k))
-    share = weigh(torch.ones_like(log_w), log_w).shares
-    means = mean.unflatten(-2, (-1, k)).movedim(-3, -2)
-    return collapse(share.mT, means, covariance.unflatten(-3, (-1, k)).movedim(-4, -3))

@@ -9,7 +9,8 @@
     Singer                    p''' = -p'' / tau + noise          accelerations decay                    [singer70]
     coordinated turn          p'' = omega J p' + noise           velocities turn in the plane of the first two axes
 
-The state lists each axis with its derivatives: x, x', y, y'. Positions are observed. dt is a number or one number for
+The state lists each axis with its derivatives: x, x', y, y'. Positions are observed. Spectral densities and variances
+are numbers for all axes or lists with one number for each. dt is a number or one number for
 each step [t]; like all parameters here it may be a tensor with gradients. Without dt the model is in continuous time,
 F = A and Q = C, for a SwitchingModel with a Generator.
 
@@ -21,11 +22,11 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, has_values
 from ..._typing import Tensor
-from ..scalars import Number, as_tensors
+from ..scalars import Number, Numbers, as_tensors
 from .discretization import discretize
 from .switching_model import KalmanModel
 
-Numbers = dict[str, Number | None]
+Options = dict[str, Numbers | None]
 
 
 @without_autocast
@@ -33,14 +34,14 @@ def random_walk(
     dimensions: int,
     *,
     dt: Number | None = None,
-    spectral_density: Number,
-    observation_variance: Number,
+    spectral_density: Numbers,
+    observation_variance: Numbers,
     derivatives: int = 1,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Random walk of the position: p' = noise of the given spectral density. Further derivatives are held at 0."""
-    noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
+    noise: Options = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
     return _integrators("random_walk", 1, dimensions, derivatives, noise, dtype, device)
 
 
@@ -49,8 +50,8 @@ def constant_velocity(
     dimensions: int,
     *,
     dt: Number | None = None,
-    spectral_density: Number,
-    observation_variance: Number,
+    spectral_density: Numbers,
+    observation_variance: Numbers,
     derivatives: int = 2,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -67,7 +68,7 @@ def constant_velocity(
     >>> torch.allclose(model.Q, 3 * torch.tensor([[8 / 3, 2.0], [2.0, 2.0]]))
     True
     """
-    noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
+    noise: Options = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
     return _integrators("constant_velocity", 2, dimensions, derivatives, noise, dtype, device)
 
 
@@ -76,13 +77,13 @@ def constant_acceleration(
     dimensions: int,
     *,
     dt: Number | None = None,
-    spectral_density: Number,
-    observation_variance: Number,
+    spectral_density: Numbers,
+    observation_variance: Numbers,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
     """Nearly constant acceleration: p''' = noise of the given spectral density."""
-    noise: Numbers = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
+    noise: Options = {"dt": dt, "spectral_density": spectral_density, "observation_variance": observation_variance}
     return _integrators("constant_acceleration", 3, dimensions, 3, noise, dtype, device)
 
 
@@ -92,8 +93,8 @@ def singer(
     *,
     dt: Number | None = None,
     correlation_time: Number,
-    acceleration_variance: Number,
-    observation_variance: Number,
+    acceleration_variance: Numbers,
+    observation_variance: Numbers,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
@@ -102,15 +103,15 @@ def singer(
     For large tau it tends to constant_acceleration with that density, for small tau to constant_velocity with density
     2 variance tau.   [singer70]
     """
-    numbers: Numbers = {
+    numbers: Options = {
         "dt": dt,
         "correlation_time": correlation_time,
         "acceleration_variance": acceleration_variance,
         "observation_variance": observation_variance,
     }
     step, (tau, variance, r) = _numbers("singer", dimensions, numbers, dtype, device)
-    A, C = _shift(3, r) - _corner(3, 1 / tau), _corner(3, 2 * variance / tau)
-    return _in_each_dimension(*_discretized(A, C, step), dimensions, r, continuous=step is None)
+    A = _shift(3, r) - _corner(3, 1 / tau)
+    return _in_each_dimension(A, 3, 2 * variance / tau, step, dimensions, r)
 
 
 @without_autocast
@@ -119,8 +120,8 @@ def coordinated_turn(
     *,
     dt: Number | None = None,
     rate: Number,
-    spectral_density: Number,
-    observation_variance: Number,
+    spectral_density: Numbers,
+    observation_variance: Numbers,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> KalmanModel:
@@ -129,7 +130,7 @@ def coordinated_turn(
     Velocities also have noise of the given spectral density. A third axis moves with constant velocity. Rate 0 is
     constant_velocity.
     """
-    numbers: Numbers = {
+    numbers: Options = {
         "dt": dt,
         "rate": rate,
         "spectral_density": spectral_density,
@@ -143,7 +144,7 @@ def coordinated_turn(
     turn = torch.zeros(2 * dimensions, 2 * dimensions, dtype=r.dtype, device=r.device)
     turn[1, 3], turn[3, 1] = -1, 1  # x'' = -omega y', y'' = omega x'
     A = torch.kron(eye, _shift(2, r)) + omega * turn
-    F, Q = _discretized(A, torch.kron(eye, _corner(2, q)), step)
+    F, Q = _discretized(A, torch.kron(q * eye, _corner(2, r.new_ones(()))), step)
     return KalmanModel(F, Q, torch.kron(eye, _first(2, r)), r * eye, continuous=step is None)
 
 
@@ -152,7 +153,7 @@ def _integrators(
     order: int,
     dimensions: int,
     derivatives: int,
-    numbers: Numbers,
+    numbers: Options,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> KalmanModel:
@@ -164,11 +165,7 @@ def _integrators(
     if derivatives > order and step is None:
         condition, remedy = f"derivatives must be {order} without dt", "Use components= of SwitchingModel.of instead."
         raise InputValueError(call, "derivatives", f"{condition}, got {derivatives}", remedy)
-    F, Q = _discretized(_shift(order, r), _corner(order, q), step)
-    lacking = derivatives - order
-    pad = (0, lacking, 0, lacking)
-    F, Q = torch.nn.functional.pad(F, pad), torch.nn.functional.pad(Q, pad)
-    return _in_each_dimension(F, Q, dimensions, r, continuous=step is None)
+    return _in_each_dimension(_shift(order, r), derivatives, q, step, dimensions, r)
 
 
 def _discretized(A: Tensor, C: Tensor, step: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -176,11 +173,25 @@ def _discretized(A: Tensor, C: Tensor, step: Tensor | None) -> tuple[Tensor, Ten
     return (A, C) if step is None else discretize(A, C, step)
 
 
-def _in_each_dimension(F: Tensor, Q: Tensor, dimensions: int, variance: Tensor, *, continuous: bool) -> KalmanModel:
-    """Block-diagonal model with the same motion along each axis."""
+def _in_each_dimension(
+    A: Tensor, derivatives: int, density: Tensor, step: Tensor | None, dimensions: int, variance: Tensor
+) -> KalmanModel:
+    """Block-diagonal model with the same motion along each axis, and noise of one density or one for each axis."""
+    n = A.shape[-1]
+    axes = density.unbind() if density.ndim else [density]
+    blocks = [_discretized(A, _corner(n, q), step) for q in axes]
+    pad = (0, derivatives - n, 0, derivatives - n)
+    F, *_ = (torch.nn.functional.pad(F, pad) for F, _ in blocks)
+    noise = [torch.nn.functional.pad(Q, pad) for _, Q in blocks]
     eye = torch.eye(dimensions, dtype=F.dtype, device=F.device)
-    H = torch.kron(eye, _first(F.shape[-1], F))
-    return KalmanModel(torch.kron(eye, F), torch.kron(eye, Q), H, variance * eye, continuous=continuous)
+    if density.ndim:
+        Q = sum(
+            (torch.kron(torch.diag(e), q) for e, q in zip(eye, noise, strict=True)), torch.zeros_like(F[..., :1, :1])
+        )
+    else:
+        Q = torch.kron(eye, noise[0])
+    H = torch.kron(eye, _first(derivatives, F))
+    return KalmanModel(torch.kron(eye, F), Q, H, variance * eye, continuous=step is None)
 
 
 def _shift(derivatives: int, like: Tensor) -> Tensor:
@@ -201,7 +212,7 @@ def _first(derivatives: int, like: Tensor) -> Tensor:
 def _numbers(
     call: str,
     dimensions: int,
-    numbers: Numbers,
+    numbers: Options,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> tuple[Tensor | None, list[Tensor]]:
@@ -212,8 +223,10 @@ def _numbers(
         )
     tensors = as_tensors({name: n for name, n in numbers.items() if n is not None}, dtype=dtype, device=device)
     for name, t in tensors.items():
-        if t.ndim > (name == "dt"):
-            condition = f"{name} must be a scalar" + (" or one number for each step" if name == "dt" else "")
+        by_axis = name in ("spectral_density", "observation_variance", "acceleration_variance")
+        if t.ndim > (name == "dt" or by_axis) or (by_axis and t.ndim and t.shape[0] != dimensions):
+            more = " or one number for each step" if name == "dt" else f" or {dimensions} numbers, one for each axis"
+            condition = f"{name} must be a scalar" + (more if name == "dt" or by_axis else "")
             raise InputValueError(call, name, f"{condition}, got shape {tuple(t.shape)}", "Use one value for all axes.")
         strictly = name in ("dt", "correlation_time")
         if name == "rate" or not has_values(t):

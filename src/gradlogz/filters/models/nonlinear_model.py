@@ -36,7 +36,6 @@ from ..._errors import (
     InputValueError,
     check_finite,
     check_floats,
-    check_positive_semidefinite,
     has_values,
     shape_of,
 )
@@ -44,16 +43,22 @@ from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Int, Tensor
 from ..kalman import LinearizedObservation, Motion, Updated, correct
 from ..moment_matching import GaussianMoments, symmetric
+from ..records import TensorRecord
+from ..scalars import from_array
 from .discretization import NODES, diffuse, discretize_chain, exponential
 from .switching_model import (
     Generator,
     KalmanModel,
+    as_modes,
     check_components,
+    check_covariances,
     check_fields,
     check_transition,
     component_mask,
+    convert_fields,
     each_step,
     embeddings,
+    lead_by_target,
     narrowed,
     stack_modes,
     steps_of,
@@ -80,7 +85,7 @@ class NonlinearMode(NamedTuple):
 
 
 @record
-class NonlinearModel:
+class NonlinearModel(TensorRecord):
     """Switching system with k nonlinear modes of one state.
 
         P(s_t = j | s_{t-1} = i)    = transition_ij
@@ -106,7 +111,7 @@ class NonlinearModel:
         input_size: size u of the inputs; None if functions take none.
         alpha, beta, kappa: parameters of the sigma points. Means have rounding errors of eps |x| / c²,
             c² = alpha² (s + kappa).
-        components, fill: as in SwitchingModel; functions take the full state.
+        components, fill, per: as in SwitchingModel; functions take the full state.
         validate: whether values are checked.
 
     >>> import torch
@@ -137,9 +142,12 @@ class NonlinearModel:
     kappa: float = static_field(default=0.0, kw_only=True)
     components: tuple[tuple[int, ...], ...] | None = static_field(default=None, kw_only=True)
     fill: Literal["modes", "zero"] = static_field(default="modes", kw_only=True)
+    per: Literal["time", "target"] | None = static_field(default=None, kw_only=True)
     validate: bool = static_field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        convert_fields(self, ("transition", "Q", "R", "dt"))
+        lead_by_target("NonlinearModel", self)
         call, fields = "NonlinearModel", self.fields()
         if self.continuous and self.dt is not None:
             problem = "dt needs a transition matrix, but this model has a Generator"
@@ -165,8 +173,7 @@ class NonlinearModel:
         if self.validate:
             check_finite(call, **fields)
             check_transition(call, self.transition)
-            check_positive_semidefinite(call, "Q", self.Q)
-            check_positive_semidefinite(call, "R", self.R)
+            check_covariances(call, self)
             self._check_functions(call)
 
     @classmethod
@@ -212,9 +219,10 @@ class NonlinearModel:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
             remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
             raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
+        models = as_modes(call, models)
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
-            modes = [m._replace(R=R) for m in modes]
+            modes = [m._replace(R=from_array(R)) for m in modes]
         index_sets = tuple(tuple(c) for c in components) if components is not None else None
         lifts = embeddings(call, [(m.Q, m.R.shape[-1]) for m in modes], index_sets)
         if index_sets is not None and lifts is not None:
@@ -278,7 +286,7 @@ class NonlinearModel:
             remedy = "Build it with Generator(rate) and functions move(x, dt)."
             raise InputValueError("NonlinearModel.at", "model", problem, remedy)
         transition = discretize_chain(self.transition.rate, dt)
-        return dataclasses.replace(self, transition=transition, dt=dt, validate=False)
+        return dataclasses.replace(self, transition=transition, dt=dt, per="time", validate=False)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """Tensors that the steps of a filter need."""
@@ -460,6 +468,7 @@ class NonlinearParameters(NamedTuple):
             "dt": self.dt if self.dt is None or self.dt.ndim < 2 else self.dt.unsqueeze(-2),
             "input_size": inputs.shape[-1],
             "components": None,
+            "per": "time",
             "validate": False,
         }
         return dataclasses.replace(self.model, **changed | fields), inputs

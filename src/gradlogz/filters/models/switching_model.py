@@ -32,12 +32,15 @@ from ..._errors import (
     check_floats,
     check_positive_semidefinite,
     has_values,
+    present,
     shape_of,
 )
 from ..._pytree import record, static_field
 from ..._typing import Bool, Float, Tensor
 from ..kalman import LinearizedObservation, Motion, Updated, expect, predict, update
-from ..moment_matching import GaussianMoments
+from ..moment_matching import GaussianMoments, symmetrized
+from ..records import TensorRecord
+from ..scalars import from_arrays
 from .discretization import discretize, discretize_chain
 
 # Dimensions of one step of each field; time and then targets may precede them.
@@ -59,7 +62,7 @@ ENDS = {
 
 
 @record
-class Generator:
+class Generator(TensorRecord):
     """Generator of the modes in continuous time: mode i switches to mode j at rate_ij, and rows sum to zero.
 
     Pass it to a model in place of the transition matrix; P(dt) = exp(rate dt).
@@ -72,13 +75,15 @@ class Generator:
     rate: Float[Tensor, "*#t k k"]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", from_arrays({"rate": self.rate})["rate"])
         check_floats("Generator", rate=self.rate)
 
 
 class KalmanModel(NamedTuple):
     """One linear mode: x' = F x + b + B u + N(0, Q), y = H x + d + D u + N(0, R).
 
-    Fields may start with a time dimension. If `continuous`, dx = (F x + b + B u) dt + dW, W of spectral density Q.
+    Fields may start with a time dimension. They may be numpy arrays, and numbers for matrices of size 1.
+    If `continuous`, dx = (F x + b + B u) dt + dW, W of spectral density Q.
     """
 
     F: Float[Tensor, "*#t s s"]
@@ -156,7 +161,7 @@ class Parameters(NamedTuple):
 
 
 @record
-class SwitchingModel:
+class SwitchingModel(TensorRecord):
     """Switching linear system with k modes of one state.
 
         P(s_t = j | s_{t-1} = i)    = transition_ij
@@ -164,8 +169,11 @@ class SwitchingModel:
         p(y_t | x_t, s_t = j)       = N(H_j x_t + d_j + D_j u_t, R_j)
 
     Fields are stacked over modes: [k, ...], or [t, k, ...] if they vary with time, or [*b, t, k, ...] if they also
-    differ between targets (dimensions of size 1 broadcast). Covariances may be singular as long as H P H^T + R is
-    positive definite. `validate=False` skips checks of values, not of shapes.
+    differ between targets (dimensions of size 1 broadcast). One leading dimension is time; if there are as many targets
+    as steps, filters refuse it unless `per="time"` confirms it. `per="target"` makes it one model for each target:
+    [*b, k, ...] becomes [*b, 1, k, ...]. Covariances may be singular as long as H P H^T + R is
+    positive definite. Fields may be numpy arrays, which are copied; dtypes must agree. Asymmetry of Q and R below
+    sqrt(eps) of their largest entry is removed. `validate=False` skips checks of values, not of shapes.
 
     With a `Generator` in place of the transition matrix time is continuous: F, b and B define the drift, Q is the
     spectral density of the noise, and the series has `times`.
@@ -197,9 +205,12 @@ class SwitchingModel:
     D: Float[Tensor, "*#t k o u"] | None = None
     components: tuple[tuple[int, ...], ...] | None = static_field(default=None, kw_only=True)
     fill: Literal["modes", "zero"] = static_field(default="modes", kw_only=True)
+    per: Literal["time", "target"] | None = static_field(default=None, kw_only=True)
     validate: bool = static_field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        convert_fields(self, ("transition", "F", "Q", "H", "R", "b", "d", "B", "D"))
+        lead_by_target("SwitchingModel", self)
         fields = self.fields()
         check_floats("SwitchingModel", **fields | {name: getattr(self, name) for name in "FQHR"})
         check_fields("SwitchingModel", fields)
@@ -207,8 +218,7 @@ class SwitchingModel:
         if self.validate:
             check_finite("SwitchingModel", **fields)
             check_transition("SwitchingModel", self.transition)
-            check_positive_semidefinite("SwitchingModel", "Q", self.Q)
-            check_positive_semidefinite("SwitchingModel", "R", self.R)
+            check_covariances("SwitchingModel", self)
 
     @classmethod
     @without_autocast
@@ -253,6 +263,7 @@ class SwitchingModel:
             fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
             remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
             raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
+        models = as_modes(call, models)
         index_sets = tuple(tuple(c) for c in components) if components is not None else None
         lifts = embeddings(call, [(m.F, m.H.shape[-2]) for m in models], index_sets)
         if lifts is not None:
@@ -325,6 +336,7 @@ class SwitchingModel:
             Q=Q[..., :s, :s],
             b=None if self.b is None else F[..., :s, s],
             B=None if self.B is None else F[..., :s, first:],
+            per="time",
             validate=False,
         )
 
@@ -339,7 +351,7 @@ class SwitchingModel:
             remedy = "Pass times - times[..., :1], so that the first step has length 0."
             raise InputValueError("SwitchingModel.still_first", "model", problem, remedy)
         fields: dict[str, Any] = still_first(self.fields(), steps, {"transition", "F"}, {"Q", "b", "B"})
-        return dataclasses.replace(self, **fields)
+        return dataclasses.replace(self, **fields, per="time")
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "Parameters":
         """Tensors that the steps of a filter need; inputs become time-varying offsets."""
@@ -370,6 +382,48 @@ class SwitchingModel:
 
 
 # Shared by linear and nonlinear models --------------------------------------------------------------------------------
+
+
+def convert_fields(model: Any, names: tuple[str, ...]) -> None:
+    """Convert numpy arrays and numbers among the fields of a new model to tensors."""
+    values = {name: getattr(model, name) for name in names}
+    for name, t in from_arrays(values, {name: len(ENDS[name]) for name in names}).items():
+        if t is not values[name]:
+            object.__setattr__(model, name, t)
+
+
+def as_modes(call: str, models: Sequence[Any]) -> list[Any]:
+    """Modes with numpy arrays and numbers converted to tensors, all of one dtype; a number is a 1 by 1 matrix."""
+    names = [(j, name) for j, m in enumerate(models) for name in m._fields if name in ENDS]
+    values = {f"models[{j}].{name}": getattr(models[j], name) for j, name in names}
+    tensors = from_arrays(values, {f"models[{j}].{name}": len(ENDS[name]) - 1 for j, name in names})
+    check_floats(call, **present(**tensors))
+    changes: list[dict[str, Any]] = [{} for _ in models]
+    for (j, name), t in zip(names, tensors.values(), strict=True):
+        changes[j][name] = t
+    return [m._replace(**change) for m, change in zip(models, changes, strict=True)]
+
+
+def lead_by_target(call: str, model: Any) -> None:
+    """Give the fields of a new model with per="target" a time dimension of size 1 after those of targets."""
+    if model.per not in (None, "time", "target"):
+        condition, remedy = 'per must be "time" or "target"', "Leave it out if there is no leading dimension."
+        raise InputValueError(call, "per", f"{condition}, got {model.per!r}", remedy)
+    if model.per != "target":
+        return
+    fields = {
+        name: t.unsqueeze(-len(ENDS[name]) - 1) if t.ndim > len(ENDS[name]) else t for name, t in model.fields().items()
+    }
+    for name, field in (as_arguments(fields) | {"per": None}).items():
+        object.__setattr__(model, name, field)
+
+
+def check_covariances(call: str, model: Any) -> None:
+    """Check Q and R of a new model; asymmetry of the size of rounding is removed."""
+    for name in ("Q", "R"):
+        if (covariance := symmetrized(getattr(model, name))) is not getattr(model, name):
+            object.__setattr__(model, name, covariance)
+        check_positive_semidefinite(call, name, covariance)
 
 
 def check_fields(call: str, fields: dict[str, Tensor]) -> None:
@@ -552,3 +606,6 @@ def check_transition(call: str, transition: Tensor | Generator) -> None:
             remedy = "Set each diagonal entry to minus the sum of the other rates in its row."
             condition = "rate must be nonnegative off the diagonal with rows that sum to zero"
             raise InputValueError(call, "rate", f"{condition}, but {fact}", remedy)
+
+
+torch.serialization.add_safe_globals([Generator, KalmanModel, SwitchingModel])  # for torch.load with weights_only=True

@@ -1,0 +1,127 @@
+"""The column of a table that holds each quantity, by its name or by the user's choice, and its unit.
+
+    time         time, timestamp, datetime, date, t
+    target       target, target_id, track_id, id, icao24, mmsi
+    x, y, z      x, y, z; east, north, up; easting, northing, height
+    latitude, longitude              lat, lon, lng, long; degrees
+    sigma_x, sigma_y, sigma_z        standard deviation of a detection; sigma: of every coordinate
+
+A name may end in a unit: x_km, "height [ft]", time_ms. A choice names the column and, after a colon, its unit:
+{"x": "range", "time": "clock:ms"}.
+
+Read next: columns.py (the table), detections.py (cells as numbers).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .._errors import InputValueError
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "time": ("time", "timestamp", "datetime", "date", "t"),
+    "target": ("target", "target_id", "track_id", "id", "icao24", "mmsi"),
+    "x": ("x", "east", "easting"),
+    "y": ("y", "north", "northing"),
+    "z": ("z", "up", "height", "altitude", "geoaltitude"),
+    "latitude": ("latitude", "lat"),
+    "longitude": ("longitude", "lon", "lng", "long"),
+    "sigma": ("sigma",),
+    "sigma_x": ("sigma_x",),
+    "sigma_y": ("sigma_y",),
+    "sigma_z": ("sigma_z",),
+}
+ONLY_WITH_UNIT = ("altitude", "geoaltitude")  # feet in some sources and metres in others
+LENGTHS = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "nm": 1852.0, "mi": 1609.344}
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_WITH_UNIT = re.compile(r"(.+?)\s*[_\s(\[]\s*([a-z]+)[)\]]?")
+
+
+class Role(NamedTuple):
+    """The column of a quantity; unit: empty if its name has none."""
+
+    column: str
+    unit: str = ""
+
+    def scale(self, quantity: str) -> float:
+        """Factor to metres or seconds; 1 without a unit."""
+        return units_of(quantity).get(self.unit, 1.0)
+
+
+def units_of(quantity: str) -> Mapping[str, float]:
+    """Units that a quantity may have."""
+    if quantity == "time":
+        return TIMES
+    return {} if quantity in ("target", "latitude", "longitude") else LENGTHS
+
+
+def roles_of(names: Sequence[str], choice: Mapping[str, str]) -> dict[str, Role]:
+    """Column of each quantity; raise an error if one is missing, or if two columns have the same claim to it.
+
+    choice: {quantity: "column" or "column:unit"}, before names.
+    """
+    roles = {quantity: _chosen(quantity, text, names) for quantity, text in choice.items()}
+    for quantity in NAMES:
+        if quantity not in roles and (role := _recognised(quantity, names, roles)) is not None:
+            roles[quantity] = role
+    if {"x", "y"} <= roles.keys():
+        roles = {quantity: role for quantity, role in roles.items() if quantity not in ("latitude", "longitude")}
+    needed = ("time", "latitude", "longitude") if "latitude" in roles or "longitude" in roles else ("time", "x", "y")
+    missing = [quantity for quantity in needed if quantity not in roles]
+    if missing:
+        remedy = f"Name it, such as columns={{{missing[0]!r}: {names[0] if names else 'name'!r}}} (--column)."
+        raise InputValueError("track", "columns", f"the column {missing[0]!r} is missing", remedy)
+    _check_units(roles)
+    return roles
+
+
+def _chosen(quantity: str, text: str, names: Sequence[str]) -> Role:
+    """The column that the user names; a name that contains a colon itself is tried first."""
+    if quantity not in NAMES:
+        problem = f"columns has no quantity {quantity!r}"
+        raise InputValueError("track", "columns", problem, f"Choose from {', '.join(NAMES)}.")
+    column, _, unit = text.strip().lower().rpartition(":")
+    if text.strip().lower() in names or not column:
+        column, unit = text.strip().lower(), ""
+    if column not in names:
+        problem = f"there is no column {column!r} for {quantity}"
+        raise InputValueError("track", "columns", problem, f"Choose from {', '.join(names)}.")
+    if unit and unit not in units_of(quantity):
+        problem = f"{unit!r} is no unit of {quantity}"
+        remedy = f"Choose from {', '.join(units_of(quantity))}." if units_of(quantity) else "Leave the unit out."
+        raise InputValueError("track", "columns", problem, remedy)
+    return Role(column, unit)
+
+
+def _recognised(quantity: str, names: Sequence[str], roles: Mapping[str, Role]) -> Role | None:
+    """The column whose name means the quantity, with or without a unit; the quantity's own name goes first."""
+    taken = {role.column for role in roles.values()}
+    matches: list[tuple[str, Role]] = []
+    for name in names:
+        parts = _WITH_UNIT.fullmatch(name)
+        base, unit = parts.groups() if parts and parts[2] in units_of(quantity) else (name, "")
+        if base in NAMES[quantity] and name not in taken and (unit or base not in ONLY_WITH_UNIT):
+            matches.append((base, Role(name, unit)))
+    matches.sort(key=lambda match: match[0] != quantity)
+    first = [role for base, role in matches if base == matches[0][0] or matches[0][0] != quantity]
+    if len(first) > 1:
+        problem = f"the columns {' and '.join(role.column for role in first)} may both be {quantity}"
+        remedy = f"Name one, such as columns={{{quantity!r}: {first[0].column!r}}} (--column)."
+        raise InputValueError("track", "columns", problem, remedy)
+    return first[0] if first else None
+
+
+def _check_units(roles: Mapping[str, Role]) -> None:
+    """Raise an error if some lengths have units and others have none."""
+    lengths = {quantity: role for quantity, role in roles.items() if units_of(quantity) is LENGTHS}
+    known = "latitude" in roles or any(role.unit for role in lengths.values())
+    without = [role.column for role in lengths.values() if not role.unit]
+    if known and without:
+        problem = f"the column {without[0]!r} has no unit, but other columns have"
+        remedy = f"Name it, such as columns={{...: '{without[0]}:m'}} (--column); units are {', '.join(LENGTHS)}."
+        raise InputValueError("track", "columns", problem, remedy)
+
+
+def has_length_unit(roles: Mapping[str, Role]) -> bool:
+    """True if positions are in metres."""
+    return "latitude" in roles or bool(roles["x"].unit)
