@@ -79,6 +79,9 @@ def layers(size: int, heads: int) -> dict[str, tuple[nn.Module, Call]]:
             gz.LinkAttention(size, heads, family="poisson"),
             lambda layer, x: layer(softplus(x)),
         ),
+        "LinearAttention": (gz.attention.LinearAttention(size, heads), alone),
+        "SigmoidAttention": (gz.attention.SigmoidAttention(size, heads), alone),
+        "CosineAttention": (gz.attention.CosineAttention(size, heads), alone),
     }
 
 

@@ -1,10 +1,11 @@
 """Tables of the documentation, made from the JSON files in benchmarks/results.
 
-python benchmarks/tables.py     writes each table between its markers
+python benchmarks/tables.py     writes each table between its markers, and the declared power of the claims of the probe
 """
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NAMES = (
@@ -432,7 +433,7 @@ def probe_errors() -> str:
         "| claim | " + " | ".join(name.removeprefix("random: ") for name in families) + " | models, all families |"
     ]
     lines.append("|---" * (len(families) + 2) + "|")
-    for claim in table["claims"]:
+    for claim in (name for name in _with_rotations(table) if name in table["counts"][families[0]]):
         each = [table["counts"][family][claim] for family in families]
         models: dict[str, int] = {}
         for counts in each:
@@ -440,21 +441,108 @@ def probe_errors() -> str:
                 name: models.get(name, 0) + counts["models"].get(name, 0) for name in {*models, *counts["models"]}
             }
         cells = [_rates(counts["rows"]) for counts in each]
-        lines.append(f"| `{claim}` | " + " | ".join([*cells, _rates(models)]) + " |")
+        of_models = "–" if claim not in table["claims"] else _rates(models)
+        lines.append(f"| {_code(claim)} | " + " | ".join([*cells, of_models]) + " |")
     return "\n".join(lines)
+
+
+def _with_rotations(table: dict) -> list[str]:
+    """Names of claims, and of the test against the rotation null beside `link`."""
+    return [name for claim in table["claims"] for name in ([claim, ROTATIONS] if claim == "link" else [claim])]
+
+
+def _code(claim: str) -> str:
+    name, comma, rest = claim.partition(",")
+    return f"`{name}`{comma}{rest}"
+
+
+ROTATIONS = "link, rotation null"
+
+
+class Effect(NamedTuple):
+    """A planted effect: its name in the benchmark, the meaning of its strength, and the models."""
+
+    planted: str
+    strength: str
+    models: str
+
+
+TIED = "cosine of OV and transposed QK matrices"
+MATRICES = "GPT-2s of two layers and width {}, 64 documents of 40 tokens"
+ALIKE = "GPT-2s of two layers and width 256, 128 documents of 60 tokens"
+LAYER = "one layer with four heads of 16 dimensions, 64 documents of 128 tokens"
+EFFECTS = {
+    "tie": Effect("tied, width 256", TIED, MATRICES.format(256)),
+    "ascent": Effect("tied, width 256", TIED, MATRICES.format(256)),
+    "expansion": Effect("tied, width 256", TIED, MATRICES.format(256)),
+    "qk_geometry": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "entropy": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "hopfield": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "gaussian_measure": Effect(
+        "heavy",
+        "inverse of the degrees of freedom of Student's t distribution of the keys (0: Gaussian)",
+        "independent keys of 32 dimensions, logit variance 2, 32 documents of 256 tokens",
+    ),
+    "pair_energy": Effect(
+        "attending", "step size", "ALBERTs of one head that satisfy the theorem, 64 documents of 40 tokens"
+    ),
+    "dropped_covariance": Effect(
+        "unsure",
+        "decrease of the logit of the next token for one standard deviation of the log variance of values",
+        "models of one layer, 64 documents of 40 tokens",
+    ),
+    "feed_forward_hopfield": Effect(
+        "maps", "cosine of output and reading vectors of hidden units", MATRICES.format(32)
+    ),
+    "link": Effect("linked", "correlation of logits with those of the linear link", LAYER),
+    "mixture": Effect("uneven", "standard deviation of the log lengths of keys (0: Gaussian)", LAYER),
+}
+
+
+def _planted(table: dict, claim: str, planted: str) -> dict[float, dict]:
+    """Counts of a claim by strength of a planted effect, in ascending order."""
+    prefix = f"planted: {planted}: "
+    by_strength = {float(n.removeprefix(prefix)): c[claim] for n, c in table["counts"].items() if n.startswith(prefix)}
+    return dict(sorted(by_strength.items()))
 
 
 def probe_power() -> str:
-    """Percentages of heads or layers of planted models that support and that refute a claim, by strength."""
+    """Percentages of heads or layers that support and that refute a claim, and median values, by planted effect."""
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
-    settings = {float(name.removeprefix("planted: ")): c for name, c in table["counts"].items() if "planted" in name}
-    strengths = sorted(settings)
-    lines = ["| claim | " + " | ".join(f"{strength:g}" for strength in strengths) + " |"]
-    lines.append("|---" * (len(strengths) + 1) + "|")
-    for claim in ("tie", "ascent", "expansion"):
-        cells = [_rates(settings[strength][claim]["rows"]) for strength in strengths]
-        lines.append(f"| `{claim}` | " + " | ".join(cells) + " |")
+    narrow = {name: Effect("tied, width 32", TIED, MATRICES.format(32)) for name in ("tie", "ascent", "expansion")}
+    number = table["planted models"]
+    heading = f"planted effect; models, {number} of each strength"
+    lines = [f"| claim | {heading} | strength: supported / refuted (median value) |", "|---|---|---|"]
+    for claim, effect in [*EFFECTS.items(), *narrow.items()]:
+        cells = [
+            f"{strength:g}: {_rates(counts['rows'])} ({counts['median value']:.3g})"
+            for strength, counts in _planted(table, claim, effect.planted).items()
+        ]
+        lines.append(f"| `{claim}` | {effect.strength}; {effect.models} | {'; '.join(cells)} |")
+        if claim == "link":
+            sides = _planted(table, ROTATIONS, effect.planted)
+            cells = [f"{strength:g}: {_rates(counts['rows'])}" for strength, counts in sides.items()]
+            lines.append(f"| {_code(ROTATIONS)} (above / below) | as above | {'; '.join(cells)} |")
     return "\n".join(lines)
+
+
+def power_sentences() -> dict[str, str]:
+    """The declared power of each claim, from the results of the benchmark."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
+    sentences = {}
+    for claim, effect in EFFECTS.items():
+        shares = "; ".join(
+            f"{strength:g}: {_rates(counts['rows'])}"
+            for strength, counts in _planted(table, claim, effect.planted).items()
+        )
+        sentences[claim] = (
+            f"Percentages of rows that support / refute the claim, by planted effect ({effect.strength}): {shares}. "
+            f"Models: {table['planted models']} of each strength, {effect.models}."
+        )
+    return sentences
+
+
+POWER = ROOT / "src" / "gradlogz" / "probing" / "planted_power.json"
 
 
 TABLES = {
@@ -498,3 +586,4 @@ def filled(page: str) -> str:
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(filled(path.read_text()))
+    POWER.write_text(json.dumps(power_sentences(), indent=1) + "\n")

@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 
 import gradlogz
+from gradlogz import attention
 from support.architectures import BERT, LLAMA, SIZES, TEXT, TOKENS, VISION, VOCABULARY
 
 WIDE = {**BERT, "max_position_embeddings": 80}
@@ -60,15 +61,25 @@ SEEN = {
         tf.YolosConfig, {**VISION, "image_size": [16, 16], "num_detection_tokens": 3}, tf.YolosModel, "image", 40,
     ),
 }  # fmt: skip
-REFUSED = {
-    "wavlm": (tf.WavLMConfig, WAVES, tf.WavLMModel, "sound", "encoder.layers.0.attention .WavLMAttention., "),
-    "yoso": (tf.YosoConfig, BERT, tf.YosoModel, "text", "encoder.layer.0.attention.self .YosoSelfAttention., "),
+WITHOUT_SOFTMAX = {
     "minimax": (
         tf.MiniMaxConfig,
         {**LLAMA, "head_dim": 8, "num_local_experts": 2, "block_size": 4,
          "layer_types": ["linear_attention", "full_attention"]},
-        tf.MiniMaxForCausalLM, "text", "model.layers.0.self_attn",
+        tf.MiniMaxForCausalLM, ["model.layers.1.self_attn"], {"model.layers.0.self_attn": "linear"},
     ),
+    "qwen3_next": (
+        *SEEN["qwen3_next"][:3], ["model.layers.1.self_attn"], {"model.layers.0.linear_attn": "linear"},
+    ),
+    "rwkv": (
+        tf.RwkvConfig,
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
+        tf.RwkvForCausalLM, [], {f"rwkv.blocks.{i}.attention": "linear" for i in range(2)},
+    ),
+}  # fmt: skip
+REFUSED = {
+    "wavlm": (tf.WavLMConfig, WAVES, tf.WavLMModel, "sound", "encoder.layers.0.attention .WavLMAttention., "),
+    "yoso": (tf.YosoConfig, BERT, tf.YosoModel, "text", "encoder.layer.0.attention.self .YosoSelfAttention., "),
     "mamba": (
         tf.MambaConfig, {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}, tf.MambaForCausalLM,
         "text", "attention",
@@ -134,6 +145,77 @@ def test_what_is_no_softmax_is_refused(name):
     model, inputs = build(config, options, kind), given(inputs)
     with pytest.raises(RuntimeError, match=message), gradlogz.observe(model):
         model(**inputs)
+
+
+@pytest.mark.parametrize("name", WITHOUT_SOFTMAX)
+def test_linear_attention_is_named(name):
+    """Layers with a softmax have statistics; the others are named with their kind, and compute as usual."""
+    config, options, kind, with_softmax, without = WITHOUT_SOFTMAX[name]
+    model, inputs = build(config, options, kind), given("text")
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+        with gradlogz.observe(model) as seen:
+            actual = model(**inputs)[0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6 * float(expected.abs().max()))
+    assert list(seen) == with_softmax
+    assert seen.without_softmax == without
+    with gradlogz.monitor(model, every=1, thresholds=gradlogz.attention.Thresholds(None, None, None)) as m:
+        model(**inputs)
+        m.step()
+    assert list(m.row().layers) == with_softmax
+    assert m.row().without_softmax == tuple(without)
+
+
+def test_the_layers_of_this_package_are_named():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(
+                [attention.LinearAttention(8, 2), attention.SigmoidAttention(8, 2), attention.CosineAttention(8, 2)]
+            )
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    model, x = Block(), torch.randn(2, 5, 8)
+    expected = model(x)
+    with gradlogz.observe(model) as seen:
+        actual = model(x)
+    torch.testing.assert_close(actual, expected)
+    assert seen.without_softmax == {"layers.0": "linear", "layers.1": "sigmoid"}
+    assert list(seen) == ["layers.2"]
+    assert "2 layers without softmax" in repr(seen)
+    seen.clear()
+    assert not seen.without_softmax
+
+
+class SigmoidSelfAttention(torch.nn.Module):
+    """Attention of another library, by its name; one that calls softmax out of sight is not of this kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.sigmoid(self.q(x) @ self.k(x).mT - math.log(x.shape[-2])) @ x
+
+
+class LinearAttentionWithSoftmax(SigmoidSelfAttention):
+    def forward(self, x):
+        return (self.q(x) @ self.k(x).mT).log_softmax(-1).exp() @ x
+
+
+def test_a_name_alone_is_no_evidence():
+    x = torch.randn(2, 5, 8)
+    model = torch.nn.Sequential(SigmoidSelfAttention())
+    with gradlogz.observe(model) as seen:
+        model(x)
+    assert seen.without_softmax == {"0": "sigmoid"}
+    model = torch.nn.Sequential(LinearAttentionWithSoftmax())
+    with pytest.raises(RuntimeError, match="LinearAttentionWithSoftmax"), gradlogz.observe(model):
+        model(x)
 
 
 def test_windows_of_keys_and_blocks_have_the_heads_of_the_layer():

@@ -74,19 +74,19 @@ def test_every_causal_architecture_stays_causal(kind):
     assert checked > {"causal": 110, "seq2seq": 12}[kind]
 
 
-def test_a_hybrid_is_refused_with_the_class_and_remedies_that_work():
+def test_a_hybrid_is_observed_and_refused_by_register_with_remedies_that_work():
     model, batch, expected = tiny("causal", "kimi_linear")
     with pytest.raises(NotImplementedError, match=r"KimiLinearDeltaAttention.*strict=False.*layers="):
         gradlogz.register(model)
     gradlogz.register(model, layers="(?i)attention(?<!DeltaAttention)$")
     assert distance(output_of(model, batch), expected) < 1e-5
     gradlogz.attention.unregister(model)
-    with pytest.raises(RuntimeError, match=r"KimiLinearDeltaAttention.*strict=False"), gradlogz.observe(model):
-        output_of(model, batch)
-    for options in ({"strict": False}, {"layers": "(?i)attention(?<!DeltaAttention)$"}):
+    for options in ({}, {"strict": False}, {"layers": "(?i)attention(?<!DeltaAttention)$"}):
         with gradlogz.observe(model, **options) as observed:
             assert distance(output_of(model, batch), expected) < 1e-5
         assert list(observed) == ["model.layers.1.self_attn"]
+        if not options:
+            assert list(observed.without_softmax) == ["model.layers.0.self_attn"]
 
 
 def test_a_copy_runs_after_the_original_is_restored():

@@ -13,6 +13,7 @@ from gradlogz.probing.statistics import (
     GROUPS,
     REPLICATES,
     affine_fit,
+    affine_fits,
     benjamini_hochberg,
     bootstrap,
     bootstrap_weights,
@@ -306,6 +307,23 @@ def test_held_out_fits_are_those_on_raw_data(yy):
         assert float(fit.in_sample[head]) == pytest.approx(in_sample, abs=1e-8)
         assert float(fit.held_out.value[head]) == pytest.approx(1 - E.sum() / S.sum(), abs=1e-8)
         assert float(fit.held_out.low[head]) < 1 - E.sum() / S.sum() < float(fit.held_out.high[head])
+
+
+@pytest.mark.parametrize("yy", ["full", "diagonal", "trace"])
+def test_two_fits_are_those_of_y_and_of_the_sum(yy):
+    x, y, groups = raw(12)
+    y = torch.cat((y, x[..., y.shape[-1] :].square()), -1)
+    fits = affine_fits(grouped(x, y, groups, yy=yy))
+    for fit, alone in zip(
+        fits, (affine_fit(grouped(x, y, groups)), affine_fit(grouped(x, x + y, groups))), strict=True
+    ):
+        close(fit.coefficients, alone.coefficients, tolerance=1e-9)
+        close(fit.intercept, alone.intercept, 100.0, tolerance=1e-9)
+        close(fit.in_sample, alone.in_sample, tolerance=1e-9)
+        for one, other in ((fit.held_out, alone.held_out), (fit.extrapolated, alone.extrapolated)):
+            close(one.value, other.value, tolerance=1e-9)
+            close(one.low, other.low, tolerance=1e-9)
+            close(one.replicates, other.replicates, tolerance=1e-9)
 
 
 def test_noise_is_predicted_in_sample_and_not_held_out():

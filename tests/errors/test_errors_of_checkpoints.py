@@ -16,7 +16,7 @@ from gradlogz.commands import outputs, probe
 from gradlogz.commands.outputs import check_tables
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
 from gradlogz.probing.inside.loading import Checkpoint, load
-from gradlogz.probing.inside.weights_hash import weights_hash
+from gradlogz.probing.inside.weights_hash import config_hash, weights_hash
 from gradlogz.probing.prediction_files import prediction_in, selected
 from support.architectures import ARCHITECTURES
 from support.error_form import each_of, refused
@@ -47,6 +47,11 @@ def damaged():
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes((model() / "model.safetensors").read_bytes()[:-9])
     return weights_hash(Checkpoint(folder, "safetensors"))
+
+
+def cut():
+    (HERE / "cut.gguf").write_bytes(b"GGUF\3\0\0\0")
+    return config_hash(Checkpoint(HERE, "GGUF", "cut.gguf"))
 
 
 def quantised():
@@ -102,6 +107,7 @@ ERRORS = [
     (ValueError, "probe: --text", "again", lambda: probe.command(model=["minilm"], text="-", intervene="all")),
     (ValueError, "probe: --intervene", "several", lambda: probe.command(model=["a", "b"], intervene="all")),
     (ValueError, "weights_hash: checkpoint", "damaged", damaged),
+    (ValueError, "config_hash: checkpoint", "cut.gguf", cut),
     (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),
     (ValueError, "load: device_map", "JSON", lambda: load(model(), device_map="{x")),
     (ValueError, "load: device_map", "meta", lambda: load(model(), device_map=OFFLOADED)),

@@ -12,6 +12,9 @@ family = gz.Likelihood(a, b)
 sampled = {"positive": y, "negatives": torch.tensor([2, 3])}
 
 ERRORS = [
+    # distances
+    (ValueError, "double_centring: squared_distances", "[*b, n, n]", lambda: gz.contrastive.double_centring(a)),
+    (ValueError, "classical_scaling: dim", "from 1 to 3", lambda: gz.contrastive.classical_scaling(a[:3], 4)),
     # vectors
     (TypeError, "info_nce: anchor", "a tensor", lambda: gz.info_nce([1.0], b)),
     (TypeError, "info_nce: anchor", "floating", lambda: gz.info_nce(a.long(), b)),

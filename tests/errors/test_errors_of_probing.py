@@ -20,9 +20,8 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import Document, documents
-from gradlogz.probing.inside.architecture import Architecture
 from gradlogz.probing.inside.loading import load
-from gradlogz.probing.inside.random_models import MatchedModels, with_random_weights
+from gradlogz.probing.inside.random_models import with_random_weights
 from gradlogz.probing.runs.findings import Claim, Finding, Findings
 from gradlogz.probing.runs.findings_file import read_findings
 from gradlogz.probing.runs.records import Declaration
@@ -40,13 +39,6 @@ class Unset(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
-
-
-def quantised():
-    """A layer with weights that are integers."""
-    layer = nn.Linear(2, 2)
-    layer.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    return nn.Sequential(layer)
 
 
 class Trap:
@@ -285,12 +277,6 @@ MODELS = [
         "with_random_weights: model",
         "reset_parameters",
         lambda: with_random_weights(Unset(), seed=0),
-    ),
-    (
-        ValueError,
-        "probe: draws",
-        "int8",
-        lambda: MatchedModels(quantised(), Architecture((), 2, ("0",), {}, frozenset()), {}),
     ),
 ]
 

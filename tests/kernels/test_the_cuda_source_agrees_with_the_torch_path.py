@@ -267,7 +267,9 @@ def test_only_what_is_wanted_is_reported(calls, method):
     state = chosen.init(start, batch_shape=(5,))
     whole = chosen.filter(y, start)
     depth = 0 if method[0] == "imm" else method[1]
-    found = switching_gpu.forward(depth, tuple(model.parameters(None)[:7]), state, y, None, last=False, wanted=wanted)
+    found = switching_gpu.forward(
+        depth, tuple(model.parameters(None)[:7]), tuple(state), y, None, last=False, wanted=wanted
+    )
     for name, a, e in zip(Filtered._fields, found.reported, whole, strict=False):
         assert (a is not None) == (name in wanted)
         if a is not None:

@@ -199,10 +199,21 @@ def test_a_training_run_is_one_page_and_a_checkpoint_is_measured_once(series, tm
     assert "pico@step0: kept" in result.stdout
 
 
+def test_a_series_continues_from_a_checkpoint_that_was_probed_alone(series):
+    assert series("pico@step10")[1] == ["pico@step10"]
+    assert series("pico@step0", "pico@step10")[1] == ["pico@step0"]
+
+
 def test_what_changed_is_measured_again(series, tmp_path):
     series("pico")
     save(gpt2(5), tmp_path / "pico" / "step1000", words=False)
     assert series("pico")[1] == ["pico@step1000"]  # other weights
+    config = tmp_path / "pico" / "step10" / "config.json"
+    settings = config.read_text()
+    config.write_text(settings.replace('"gelu_new"', '"relu"'))
+    assert series("pico")[1] == ["pico@step10"]  # another function of the same weights
+    config.write_text(settings)
+    assert series("pico")[1] == ["pico@step10"]
     run = tmp_path / "runs" / "pico" / "step0" / "run.json"
     content = json.loads(run.read_text())
     run.write_text(json.dumps({**content, "complete": False}))

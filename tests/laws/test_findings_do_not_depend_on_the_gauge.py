@@ -1,7 +1,8 @@
 """Changes of the weights that leave the function of a model unchanged leave its judged findings unchanged.
 
 W_q -> W_q M, W_k -> W_k M^-T;  W_v -> W_v M, W_o -> M^-1 W_o;  gains of norms moved into the matrices that read them;
-heads in another order.
+heads and hidden units in another order, and factors of gated feed-forward maps scaled. So are the null values of the
+matched baseline, drawn with the same seeds.
 """
 
 import copy
@@ -12,9 +13,11 @@ import torch
 import transformers as tf
 
 from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.embeddings import word_vectors_of
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.passes.batch_statistics import statistics_of
-from gradlogz.probing.prediction import Probed
+from gradlogz.probing.passes.rotated_heads import rotated_statistics
+from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.runs.judgement import graded
 from gradlogz.probing.statistics import merge
@@ -27,6 +30,7 @@ CHANGES = {
     "values and outputs": gauge.change_values_and_outputs,
     "gains": gauge.absorb_gains,
     "order of heads": gauge.permute_heads,
+    "hidden units": gauge.change_units,
 }
 
 
@@ -85,22 +89,44 @@ def output(model, batch):
 
 
 # Predictions of which all quantities are compared, also those that are only reported.
-WHOLE = ("gaussian_measure", "qk_geometry", "dropped_covariance", "gaussianity", "entropy", "coherence", "hopfield")
+WHOLE = (
+    "gaussian_measure", "qk_geometry", "dropped_covariance", "gaussianity", "entropy", "coherence", "hopfield", "link",
+    "mixture", "contraction", "feed_forward_hopfield", "word_vectors",
+)  # fmt: skip
+# Predictions whose null values are those of the matched baseline.
+MATCHED = [p.name for p in known_predictions() if p.baseline == "matched"]
 # Rounding errors in units of eps; a self-check is compared by its verdict alone.
 ROUNDING = ("identity",)
 
 
+DRAWS = range(3)
+
+
+def matched(model, architecture, batches):
+    """{prediction: its values in each draw of the matched baseline}."""
+    predictions = [p for p in known_predictions() if p.baseline == "matched"]
+    states = [{} for _ in DRAWS]
+    for batch in batches:
+        added = rotated_statistics(model, architecture, batch, predictions, DRAWS)
+        states = [merge(state, each) for state, each in zip(states, added, strict=True)]
+    nothing = Probed("draw", architecture, {}, 0)
+    return {p.name: tuple(p.evaluate(state[p.name], nothing) for state in states) for p in predictions}
+
+
 def judgements(model, batches):
-    """{prediction: rows} by layer, head and quantity: those that are judged, without random baselines."""
+    """{prediction: rows} by layer, head and quantity: those that are judged, without the random-weights baseline."""
     architecture = discover(model, batches[0].inputs)
-    known = Probed("model", architecture, weights_of(model, architecture, batches[0].inputs), 0)
+    weights, words = weights_of(model, architecture, batches[0].inputs), word_vectors_of(model, architecture)
+    known = Probed("model", architecture, weights, 0, words=words)
     predictions = known_predictions()
     state = {}
     for batch in batches:
         state = merge(state, statistics_of(model, architecture, batch, predictions)[0])
-    found = {}
+    draws, found = matched(model, architecture, batches[:2]), {}
     for prediction in predictions:
-        judgement = prediction.verdict(findings_of(prediction, state[prediction.name], known))
+        values = draws.get(prediction.name)
+        baseline = None if values is None else Baseline(prediction.empty(), known, values)
+        judgement = prediction.verdict(findings_of(prediction, state[prediction.name], known, baseline))
         judgement = graded(judgement, prediction.declaration.kind)
         rows = [f for f in judgement.findings if f.verdict not in ("", "described") or prediction.name in WHOLE]
         found[prediction.name] = {(f.layer, f.call, f.head, f.quantity): f for f in rows}
@@ -134,10 +160,12 @@ def test_judged_findings_do_not_depend_on_the_gauge(which, change):
     for name, rows in before.items():
         heads = 1 + max((f.head for f in rows.values() if f.head is not None), default=0)
         assert len(rows) == len(after[name])
+        assert name not in MATCHED or any(not np.isnan(f.null_high) for f in rows.values())
         for (layer, call, head, quantity), one in rows.items():
             place = heads - 1 - head if change == "order of heads" and head is not None else head
             two = after[name][layer, call, place, quantity]
-            for field in () if name in ROUNDING else ("value", "low", "high"):
+            fields = ("value", "low", "high", *(("null", "null_low", "null_high") if name in MATCHED else ()))
+            for field in () if name in ROUNDING else fields:
                 a, b = getattr(one, field), getattr(two, field)
                 if not abs(a - b) <= 1e-6 * max(abs(a), abs(b), 1e-3) and not (np.isnan(a) and np.isnan(b)):
                     failures.append((name, quantity, layer, head, field, a, b))

@@ -15,7 +15,7 @@ from gradlogz.probing.predictions.gaussianity import ALL, CLEANED, EXCESS, MEAN,
 from gradlogz.probing.predictions.observables import gaussianity_tests as shapes
 from gradlogz.probing.predictions.observables.attention_rows import SHARE
 from gradlogz.probing.predictions.observables.gaussianity_tests import LARGEST, SLICED
-from gradlogz.probing.statistics import Sample, merge, token_hashes
+from gradlogz.probing.statistics import Sample, jackknifed, merge, token_hashes
 from support.planted.clouds import VOCABULARY, WIDTH, distance_of_scaled, gaussian, mixture, scaled, still
 from support.planted.rows import encoder
 from support.pretrained import minilm
@@ -195,6 +195,29 @@ def test_the_trend_over_depth_is_described(distances, sign):
     assert found.value == pytest.approx(stats.spearmanr(np.arange(6), excess).statistic)
     (trend,) = [f for f in found.findings if f.quantity == TREND]
     assert sign * trend.low > 0.5 < sign * trend.high
+    assert (found.low, found.high) == (trend.low, trend.high)
+
+
+def test_intervals_of_the_trend_do_not_exceed_one():
+    """Of trends at and near ±1; on the scale of the trend itself the same intervals would."""
+    source, counts, beyond = np.random.default_rng(2), torch.full((8,), 100), 0
+    for n in (3, 7, 13, 31):
+        for value in (1.0, -1.0, 0.9, -0.8, 0.0):
+            values = torch.from_numpy(np.clip([value, *value + 0.1 * source.standard_normal(8)], -1, 1))
+            plain, trend = jackknifed(values[0], values[1:], counts), gaussianity._correlation(values, counts, n)
+            assert -1 <= trend.low <= value <= trend.high <= 1
+            assert trend.low < trend.high
+            beyond += bool(plain.low < -1 or plain.high > 1)
+    assert beyond >= 12
+
+
+def test_intervals_of_small_trends_are_those_of_the_trend_itself():
+    values = torch.tensor([0.0, *(1e-4 * math.cos(i) for i in range(8))], dtype=torch.float64)
+    counts = torch.full((8,), 100)
+    plain, trend = jackknifed(values[0], values[1:], counts), gaussianity._correlation(values, counts, 9)
+    np.testing.assert_allclose(trend.low, plain.low, rtol=1e-5)
+    np.testing.assert_allclose(trend.high, plain.high, rtol=1e-5)
+    assert torch.equal(trend.replicates, plain.replicates)
 
 
 def test_intervals_of_the_trend_hold_its_value():

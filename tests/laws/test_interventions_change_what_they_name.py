@@ -22,8 +22,8 @@ from gradlogz.probing.interventions.gradient_steps import REMOVED, directions_of
 from gradlogz.probing.interventions.losses import kind_of, loss_of, task_of
 from gradlogz.probing.interventions.records import Effect, interventions_from_json
 from gradlogz.probing.interventions.replaced_heads import gaussian_and_uniform, with_head
-from gradlogz.probing.interventions.run_interventions import p_values, single_windows
-from gradlogz.probing.statistics import Estimate, hash_of
+from gradlogz.probing.interventions.run_interventions import single_windows
+from gradlogz.probing.statistics import Estimate, hash_of, p_values
 from support.planted import copying
 
 WORDS = 60
@@ -490,7 +490,7 @@ def test_p_values_are_those_of_a_t_test():
     estimate = Estimate(*(torch.tensor([v, 0.0]) for v in (mean, mean - arm, mean + arm)), torch.tensor([11.0, 11.0]))
     estimate = estimate._replace(low=torch.tensor([mean - arm, -1.0]), high=torch.tensor([mean + arm, 1.0]))
     estimate = estimate._replace(value=torch.tensor([mean, 0.0]))
-    assert p_values(Estimate(*(t.double() for t in estimate[:4]))).tolist() == pytest.approx(
+    assert p_values(*(t.double() for t in estimate[:4])).tolist() == pytest.approx(
         [stats.ttest_1samp(sample, 0.0).pvalue, 1.0], rel=1e-4
     )
 

@@ -141,3 +141,35 @@ def test_over_time_they_add_up_to_the_change_of_size():
     total = found.observed["expansion"][1:].sum() + found.observed["contraction"][1:].sum()
     close(total, (pair_distance(found.cloud) / pair_distance(x)).log(), scale=100.0)
     assert bool((found.observed["expansion"][1:] > 0).all()), "attention expands"
+
+
+# The effective rank ---------------------------------------------------------------------------------------------------
+
+
+def test_the_effective_rank_is_the_exponential_of_an_entropy():
+    scales = torch.tensor([2.0, 1.0, 0.5], dtype=F64)
+    x = gaussian(40, 3)
+    x = (x - x.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(x.mT))).mT * scales + 7.0
+    p = (scales.square() / scales.square().sum()).tolist()
+    assert float(observed(x, "effective_rank")[0]) == pytest.approx(math.exp(-sum(q * math.log(q) for q in p)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_a_cloud_that_has_collapsed_to_rounding_has_no_effective_rank(dtype):
+    """Its covariance is rounding noise. Until then the rank stays that of a cloud of full rank."""
+    found = evolve(
+        gaussian(100, 8).to(dtype), Ascent(tau=0.5, beta=0.01), contraction="layer_norm", steps=300,
+        observe=["effective_rank"], every=20,
+    )  # fmt: skip
+    rank = found.observed["effective_rank"]
+    assert found.verdict.kind == "collapsed"
+    assert bool(torch.isnan(rank[-1]))
+    assert bool(rank[torch.isfinite(rank)].min() > 5.5)
+    for tokens in (torch.ones(5, 3, dtype=dtype), torch.zeros(5, 3, dtype=dtype)):
+        assert bool(torch.isnan(observed(tokens, "effective_rank")[0]))
+
+
+def test_a_small_cloud_far_away_has_its_effective_rank():
+    x = gaussian(50, 3)
+    near = float(observed(x, "effective_rank")[0])
+    assert float(observed(1e-9 * x + 1.0, "effective_rank")[0]) == pytest.approx(near, rel=1e-5)

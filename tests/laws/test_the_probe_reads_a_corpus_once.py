@@ -165,7 +165,9 @@ def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
     layout = running.discover(planted, batch.inputs)
     one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
     of_weights = [p for p in known_predictions() if p.baseline == "weights"]
-    assert [p.name for p in of_weights] == ["tie", "qk_geometry", "symmetry", "dropped_covariance"]
+    assert {"tie", "qk_geometry", "link", "symmetry", "contraction", "feed_forward_hopfield", "dropped_covariance"} <= {
+        p.name for p in of_weights
+    }
     for prediction in of_weights:
         state = statistics_of(planted, layout, batch, [prediction])[0][prediction.name]
         read, unread = (prediction.null(state, one, running.Baseline(each, one)) for each in (state, {}))
@@ -292,7 +294,8 @@ def test_a_real_model_is_probed():
     assert verdicts["dropped_covariance"] == "not applicable"  # the checkpoint has no head that predicts words
     judged = [row for row in found.rows if row.verdict not in ("", "not applicable")]
     assert all(math.isfinite(row.value) for row in judged)
-    assert {row.prediction for row in judged if not row.tokens} == {"qk_geometry", "symmetry"}  # of the weights alone
+    of_weights = {"qk_geometry", "symmetry", "word_vectors"}
+    assert {row.prediction for row in judged if not row.tokens} == of_weights
     assert len(found.table("identity", quantity="error")) == len(found.table("entropy", quantity="entropy")) == 6 * 12
 
 
@@ -354,7 +357,7 @@ def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(wo
 MATCHED = entropy.PREDICTION
 
 
-def test_matched_models_are_measured_where_a_prediction_asks_for_them(words):
+def test_matched_draws_are_measured_where_a_prediction_asks_for_them(words):
     planted, wanted = model(), [MATCHED, ascent.PREDICTION]
     measured, again = (
         running.measure(planted, words, documents(), tokens=None, predictions=wanted, draws=5) for _ in range(2)
@@ -371,22 +374,22 @@ def test_matched_models_are_measured_where_a_prediction_asks_for_them(words):
         assert running.measure(planted, words, documents(), tokens=None, predictions=wanted, **off).matched == {}
 
 
-def test_windows_are_dealt_to_matched_models(words):
-    """All of them if there are enough, and a few to each if there are not."""
+def test_windows_are_dealt_to_draws(words):
+    """An equal share to each draw if there are enough; if there are not, each window to several draws."""
     windows = []
     for batch in batching.batches(documents(), words, tokens=None, length=15):
         windows = running._with_windows(windows, batch, 3)
     assert len(windows) == 24
-    dealt = [[(n, int(s)) for b in running._dealt(windows, draw, 3) for n, s in zip(b.names, b.starts, strict=True)]
-             for draw in range(3)]  # fmt: skip
-    assert [len(each) for each in dealt] == [8, 8, 8]
-    assert len({window for each in dealt for window in each}) == 24
-    few = [running._dealt(windows, draw, 20) for draw in range(20)]
-    assert all(sum(len(b.keys) for b in each) == running.FEWEST for each in few)
-    assert all(b.inputs["input_ids"].shape[0] == len(b.keys) for each in few for b in each)
+    for draws, share in ((3, 8), (20, 1), (24, 1), (50, 1)):
+        dealt = list(running._dealt(windows, draws))
+        assert sorted(number for _, numbers in dealt for number in numbers) == list(range(draws))
+        names = [[(n, int(s)) for b in each for n, s in zip(b.names, b.starts, strict=True)] for each, _ in dealt]
+        assert all(len(each) == share for each in names)
+        assert len({window for each in names for window in each}) == min(draws * share, 24)
+        assert all(b.inputs["input_ids"].shape[0] == len(b.keys) for each, _ in dealt for b in each)
 
 
-def test_the_windows_of_matched_models_are_bounded(words, monkeypatch):
+def test_the_windows_of_the_matched_baseline_are_bounded(words, monkeypatch):
     monkeypatch.setattr(running, "MOST", 2)
     one, other = [], []
     several = list(batching.batches(documents(), words, tokens=None, length=15))
@@ -398,7 +401,7 @@ def test_the_windows_of_matched_models_are_bounded(words, monkeypatch):
     assert {window.hash for window in one} == {window.hash for window in other}
 
 
-def test_a_model_of_unknown_modules_has_matched_models(words):
+def test_a_model_of_unknown_modules_has_a_matched_baseline(words):
     plain = Plain()
     plain.fixed = Fixed()
     measured = running.measure(plain, words, documents(), tokens=None, predictions=[MATCHED], draws=3)

@@ -56,6 +56,7 @@ def test_keep_says_which_steps_are_reported():
 
 def test_whole_runs_have_a_seed_and_all_else_a_generator():
     runs = {"probing.probe", "probing.intervene", "simulation.simulate", "simulation.sweep", "tracking.track"}
+    runs |= {"probing.propagate", "probing.layer_clouds"}
     assert set(annotations("seed")) == runs
     assert len(set(map(str, annotations("generator").values()))) == 1
 

@@ -9,11 +9,16 @@ from gradlogz.reporting.findings_wording import keys_cited, unit_and_formula
 from support.invented_findings import DECLARATIONS
 from support.planted.matrices import VOCABULARY, gpt2, tied
 
-TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(12)]
-# Of models with a logit of their own for no key, and of those that satisfy the conditions of a theorem.
+TEXTS = [(f"document {i}", " ".join(str((7 * i + 3 * j * j) % (VOCABULARY - 4)) for j in range(30))) for i in range(48)]
+# Of models with a logit of their own for no key, of those that satisfy the conditions of a theorem, of post-norm ones,
+# and of gated feed-forward maps.
 ELSEWHERE = {
     ("entropy", "learned sink"),
     ("pair_energy", "change by reversed attention"),
+    ("contraction", "share taken back"),
+    ("contraction", "share taken back, cleaned"),
+    ("contraction", "share taken back, feed-forward"),
+    ("feed_forward_hopfield", "cosine of gates"),
 }
 ROTARY = (", over distances", "share without rotation")
 

@@ -4,6 +4,7 @@
     values and outputs   W_v -> W_v M,  W_o -> M^-1 W_o         per head
     norms                gain -> c gain,  W -> W / c            of a norm and the matrices that read it
     heads                in another order
+    hidden units         in another order; w1 -> c w1, w2 -> w2 / c for any c != 0 in gated feed-forward maps
 
 Row vectors: q = z W_q + b_q. A `Layer` names the matrices of one attention layer, as [D, h d] views into the model.
 """
@@ -26,6 +27,7 @@ class Layer(NamedTuple):
     """The matrices of an attention layer; `norm` with the matrices that read it, in pre-norm models.
 
     planes: whether queries and keys rotate in the planes of coordinates i and i + d/2 (rotary embeddings).
+    units: matrices of the feed-forward map: those that read, the factor without activation function first, and W_2.
     """
 
     query: Affine
@@ -36,6 +38,7 @@ class Layer(NamedTuple):
     key_heads: int
     norms: tuple[tuple[torch.nn.Module, tuple[Affine, ...]], ...] = ()
     planes: bool = False
+    units: tuple[Affine, ...] = ()
 
 
 def gpt2_layers(model):
@@ -47,7 +50,9 @@ def gpt2_layers(model):
             (block.ln_1, (Affine(weight, bias),)),
             (block.ln_2, (Affine(block.mlp.c_fc.weight, block.mlp.c_fc.bias),)),
         )
-        yield Layer(q, k, v, Affine(block.attn.c_proj.weight, None), block.attn.num_heads, block.attn.num_heads, norms)
+        units = Affine(block.mlp.c_fc.weight, block.mlp.c_fc.bias), Affine(block.mlp.c_proj.weight, None)
+        output, heads = Affine(block.attn.c_proj.weight, None), block.attn.num_heads
+        yield Layer(q, k, v, output, heads, heads, norms, units=units)
 
 
 def bert_layers(model):
@@ -55,7 +60,11 @@ def bert_layers(model):
         part = layer.attention.self
         q, k, v = (Affine(m.weight.mT, m.bias) for m in (part.query, part.key, part.value))
         output = Affine(layer.attention.output.dense.weight.mT, None)
-        yield Layer(q, k, v, output, part.num_attention_heads, part.num_attention_heads)
+        units = (
+            Affine(layer.intermediate.dense.weight.mT, layer.intermediate.dense.bias),
+            Affine(layer.output.dense.weight.mT, None),
+        )
+        yield Layer(q, k, v, output, part.num_attention_heads, part.num_attention_heads, units=units)
 
 
 def llama_layers(model):
@@ -66,8 +75,11 @@ def llama_layers(model):
             for m in (part.q_proj, part.k_proj, part.v_proj, part.o_proj, mlp.gate_proj, mlp.up_proj)
         )
         norms = ((layer.input_layernorm, (q, k, v)), (layer.post_attention_layernorm, tuple(gated)))
+        if layer is model.model.layers[-1]:
+            norms += ((model.model.norm, (Affine(model.lm_head.weight.mT, None),)),)
         heads, key_heads = q.weight.shape[1] // part.head_dim, k.weight.shape[1] // part.head_dim
-        yield Layer(q, k, v, o, heads, key_heads, norms, planes=True)
+        units = (gated[1], gated[0], Affine(mlp.down_proj.weight.mT, None))
+        yield Layer(q, k, v, o, heads, key_heads, norms, planes=True, units=units)
 
 
 def invertible(source, size, condition):
@@ -126,6 +138,20 @@ def permute_heads(layer, source, condition):
         if part.bias is not None:
             part.bias.copy_(part.bias.unflatten(0, (heads, -1)).flip(0).flatten().clone())
     layer.output.weight.copy_(layer.output.weight.unflatten(0, (layer.heads, -1)).flip(0).flatten(0, 1).clone())
+
+
+def change_units(layer, source, condition):
+    """Units in another order; scales of any sign where a factor of the map is linear."""
+    *readers, output = layer.units
+    order = torch.from_numpy(source.permutation(len(output.weight)))
+    c = torch.ones(len(order), dtype=torch.float64)
+    if len(readers) > 1:
+        c = torch.from_numpy(condition ** source.uniform(-0.5, 0.5, len(order)) * source.choice([-1, 1], len(order)))
+    for reader, scale in zip(readers, (c, torch.ones_like(c)), strict=False):
+        reader.weight.copy_((reader.weight * scale)[:, order].clone())
+        if reader.bias is not None:
+            reader.bias.copy_((reader.bias * scale)[order].clone())
+    output.weight.copy_((output.weight / c.unsqueeze(-1))[order].clone())
 
 
 def multiply(part, columns, M):

@@ -7,6 +7,7 @@ import torch
 from gradlogz.probing.batch_pass import BatchPass
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.inside.embeddings import word_vectors_of
 from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
@@ -35,7 +36,8 @@ def token_batches(vocabulary, *, rows=4, length=24, batches=GROUPS, seed=0, padd
 
 def probed(model, batch, name="planted"):
     architecture = discover(model, batch.inputs)
-    return Probed(name, architecture, weights_of(model, architecture, batch.inputs), 0)
+    weights, words = weights_of(model, architecture, batch.inputs), word_vectors_of(model, architecture)
+    return Probed(name, architecture, weights, 0, words=words)
 
 
 def state_of(prediction, model, batches, architecture, change=lambda event: event):

@@ -24,7 +24,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -35,7 +34,17 @@ from ..special.distributions import student_p, student_quantile
 from .prediction import Baseline
 from .runs.judgement import Judgement, Measured, Ruling, graded
 from .runs.records import DESCRIPTIVE, Detail, Finding, Remark
-from .statistics import GROUPS, Estimate, Sums, benjamini_hochberg, bootstrap, median_estimate
+from .statistics import (
+    GROUPS,
+    Estimate,
+    Sums,
+    benjamini_hochberg,
+    bootstrap,
+    facing,
+    median_estimate,
+    p_values,
+    prediction_band,
+)
 
 NORMAL = 1.959963984540054  # quantile .975
 NOTHING_MEASURED = "nothing_measured"  # key of a remark
@@ -103,7 +112,7 @@ def judge_against_null(findings: Sequence[Finding], quantity: str, *, small: boo
     )
     freedom = _freedom(rows)
     null_freedom = null_freedom.nan_to_num(math.inf)  # bands of normal distributions
-    variance = (_arm(value, low, high, null) / student_quantile(freedom)).square()
+    variance = (facing(value, low, high, null) / student_quantile(freedom)).square()
     null_variance = ((null_high - null) / student_quantile(null_freedom)).square()
     total = variance + null_variance
     welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
@@ -215,43 +224,30 @@ def absent(layer: str, quantity: str) -> Measured:
     return Measured(layer, None, quantity, math.nan)
 
 
-def random_band(layer: str, quantity: str, values: Tensor) -> list[Measured]:
-    """Null value and 95 % prediction band for a head, from the h heads of the random-weights baseline.
-
-        mean ± t_.975(h - 1) sd sqrt(1 + 1 / h)      over the h heads of the layer
-
-    Heads of the baseline are exchangeable, so that the band holds a further draw of the weights with probability 95 %.
-    """
-    h = len(values)
-    mean = values.double().mean()
-    sd = values.double().std() if h > 1 else values.new_tensor(0.0).double()
-    arm = _quantile(max(h - 1, 1)) * float(sd) * math.sqrt(1 + 1 / h)
-    return [Measured(layer, i, quantity, float(mean), float(mean) - arm, float(mean) + arm) for i in range(h)]
+def random_band(layer: str, quantity: str, draws: Float[Tensor, " m"]) -> Measured:
+    """Null value of a layer and 95 % prediction band of one more draw, from the draws of a null."""
+    mean, arm = (float(t) for t in prediction_band(draws.double()))
+    return Measured(layer, None, quantity, mean, mean - arm, mean + arm)
 
 
 def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[Measured]:
-    """Null values from matched random models: mean and 95 % prediction band of one more draw.
+    """Null values from the matched baseline: mean and 95 % prediction band of one more draw.
 
         mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      over the m draws with a finite value for this layer and head
 
-    The band includes the variance over draws of the weights and over samples of windows. Fewer than two draws have no
+    The band includes the variance over rotations and over samples of windows. Fewer than two draws have no
     band.
     """
     values: dict[tuple[str, int | None, str], list[float]] = defaultdict(list)
     for m in chain.from_iterable(baseline.matched if baseline is not None else ()):
         if m.quantity in quantities and math.isfinite(m.value):
             values[m.layer, m.head, m.quantity].append(m.value)
-    return [
-        Measured(*place, *_prediction_band(each), freedom=len(each) - 1.0)
-        for place, each in values.items()
-        if len(each) > 1
-    ]
-
-
-def _prediction_band(values: Sequence[float]) -> tuple[float, float, float]:
-    mean, m = statistics.fmean(values), len(values)
-    arm = _quantile(m - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / m)
-    return mean, mean - arm, mean + arm
+    rows = []
+    for place, each in values.items():
+        if len(each) > 1:
+            mean, arm = (float(t) for t in prediction_band(torch.tensor(each, dtype=torch.float64)))
+            rows.append(Measured(*place, mean, mean - arm, mean + arm, freedom=len(each) - 1.0))
+    return rows
 
 
 def band(expected: float, deviation: float) -> tuple[float, float, float]:
@@ -266,15 +262,10 @@ def outside(findings: Sequence[Finding]) -> list[bool]:
         for name in ("value", "low", "high", "null", "null_high")
     )
     freedom = _freedom(findings)
-    deviation = _arm(value, low, high, null) / student_quantile(freedom)
+    deviation = facing(value, low, high, null) / student_quantile(freedom)
     z = (value - null) / (deviation.square() + ((null_high - null) / NORMAL).square()).sqrt()
     rejected: list[bool] = benjamini_hochberg(student_p(z, freedom)).tolist()
     return rejected
-
-
-def _arm(value: Tensor, low: Tensor, high: Tensor, bound: Tensor) -> Tensor:
-    """Distance of a value to the end of its confidence interval that faces a bound."""
-    return torch.where(value > bound, value - low, high - value)
 
 
 def beyond_the_null(finding: Finding, least: float) -> Bounds:
@@ -290,17 +281,10 @@ def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float)
     value, low, high = fields.mT
     bound = torch.tensor(bounds, dtype=torch.float64)
     near = low if side > 0 else high
-    freedom = _freedom(findings)
-    t = student_quantile(freedom) * (value - bound).abs() / (value - near).abs()
-    return torch.where(side * (near - bound) <= 0, 1.0, student_p(t, freedom))
+    return torch.where(side * (near - bound) <= 0, 1.0, p_values(value, low, high, _freedom(findings), bound))
 
 
 def _freedom(findings: Sequence[Finding]) -> Tensor:
     """Degrees of freedom of the intervals; infinite for values without sampling error, of all groups if unknown."""
     freedom = [math.inf if f.low == f.high else f.freedom for f in findings]
     return torch.tensor(freedom, dtype=torch.float64).nan_to_num(GROUPS - 1.0, posinf=math.inf)
-
-
-@lru_cache
-def _quantile(freedom: int) -> float:
-    return float(student_quantile(torch.tensor(float(freedom), dtype=torch.float64)))

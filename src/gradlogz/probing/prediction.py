@@ -17,6 +17,7 @@ from typing import Generic, Literal, TypeVar
 from .batch_pass import BatchPass
 from .computed import Computed
 from .inside.architecture import Architecture
+from .inside.embeddings import WordVectors
 from .inside.events import Event, ForwardOutput
 from .inside.head_weights import HeadWeights
 from .runs.judgement import Judgement, Measured
@@ -35,6 +36,7 @@ class Probed:
         weights: matrices of each attention layer, or the reason why there are none.
         seed: seed of every random number in `evaluate` and `null`.
         computed: cache of results that `evaluate` and `null` share.
+        words: vectors of words, by the names of the embedding and of the unembedding.
     """
 
     name: str
@@ -42,18 +44,19 @@ class Probed:
     weights: Mapping[str, HeadWeights | str]
     seed: int
     computed: Computed = field(default_factory=Computed, repr=False, compare=False)
+    words: Mapping[str, WordVectors] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class Baseline(Generic[State]):
-    """Models of the same architecture with random weights, on samples of the same windows.
+    """Random models of the same architecture, on samples of the same windows.
 
     Attributes:
         state: merged statistics of one prediction, of the untrained model; empty if the prediction needs the weights
             only.
         model: the untrained model.
-        matched: values of models with the spectra of the trained weight matrices and random singular vectors, one list
-            for each draw; empty if the prediction does not ask for them.
+        matched: values of the attention layers with randomly rotated inputs (passes/rotated_heads.py), one list for
+            each draw; empty if the prediction does not ask for them.
     """
 
     state: State
@@ -81,7 +84,8 @@ class Prediction(Generic[State]):
         empty: the state before any text.
         order: position in tables.
         baseline: data that `null` needs of the random-weights baseline: its statistics, its weights only, or its
-            statistics and also the values of matched draws (`hypothesis_tests.matched_null`).
+            statistics and also the values of matched draws (`hypothesis_tests.matched_null`). In a matched draw
+            `statistics` receives attention calls only, and `evaluate` no weights.
         matrices: size in bytes of each large matrix in the state, by name; predictions that share a matrix give it
             the same name.
     """

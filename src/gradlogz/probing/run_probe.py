@@ -5,11 +5,12 @@
     findings     verdict(evaluate(statistics), null(statistics))             predictions/, hypothesis_tests.py
 
 Memory does not grow with the corpus, and findings are computed without the model. The random-weights baseline, a model
-of the same architecture, reads a sample of the same windows for the null values that need it. Matched models, with the
-spectra of the trained matrices, read a small sample each, all together about as much as the model; each is evaluated at
-once.
+of the same architecture, reads a sample of the same windows for the null values that need it. Each draw of the matched
+baseline, the layers of the model with randomly rotated inputs, reads a small sample; all together read at most as many
+windows as the model, or one each. Each draw is evaluated at once.
 
-Read next: prediction.py (the definition of a prediction), runs/findings.py (the results), runs/run_folder.py (on disk).
+Read next: prediction.py (the definition of a prediction), measurement.py (the record of a pass), runs/findings.py (the
+results), runs/run_folder.py (on disk).
 """
 
 import math
@@ -18,69 +19,53 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, Report, facts_of_text, joined
+from .corpus.batching import Batch, Batches, facts_of_text, joined
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .hypothesis_tests import median, median_interval
 from .inside.discovery import discover
-from .inside.head_weights import HeadWeights
+from .inside.embeddings import word_vectors_of
 from .inside.loading import describe
-from .inside.random_models import MatchedModels, with_random_weights
+from .inside.random_models import with_random_weights
 from .inside.weights import weights_of
+from .measurement import Measurement
 from .passes.baseline_rows import BaselineRows
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
 from .passes.memory_limits import check_memory, tokens_of_a_batch
 from .passes.placement import placed
+from .passes.rotated_heads import rotated_statistics
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, graded, split
-from .runs.records import SELF_CHECK, Claim, Finding, Token
+from .runs.records import SELF_CHECK, Claim, Finding
 from .runs.replicates import Place, Replicates, replicates_of
 from .statistics import merge, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
-DRAWS = 20  # default number of matched models
-FEWEST, MOST = 2, 32  # numbers of windows that a matched model reads
+DRAWS = 20  # default number of draws of the matched baseline
+MOST = 32  # windows that a draw of the matched baseline reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
 
 
-class Measurement(NamedTuple):
-    """Result of a pass over a corpus: sufficient for all findings, and mergeable with other passes.
-
-    state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
-    matched: {prediction: its values in each matched model}.
-    complete: whether the corpus was read to its end.
-    """
-
-    probed: Probed
-    facts: dict[str, Any]
-    state: dict[str, Any]
-    baseline: Baseline | None
-    matched: dict[str, tuple[list[Measured], ...]]
-    report: Report
-    tokens: list[Token]
-    seconds: dict[str, float]
-    complete: bool
-
-
 class _Window(NamedTuple):
-    """A row that a matched model reads, the hash that selects it, and the number of its batch, whose rows are alike."""
+    """A row for the matched baseline, the hash that selects it, and the number of its batch, whose rows are alike."""
 
     hash: int
     batch: int
@@ -117,7 +102,7 @@ def probe(
         predictions: names of predictions, or your own files (docs/adding_a_prediction.md); all by default.
         baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
             random models at all.
-        draws: number of matched models, which have the spectra of the trained matrices; 0 for none.
+        draws: number of draws of the matched baseline, whose heads have the spectra of the trained ones; 0 for none.
         seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
@@ -127,7 +112,7 @@ def probe(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
         baseline=baseline, draws=draws, seed=seed, progress=progress,
     )  # fmt: skip
-    return evaluate(measured, predictions=predictions)
+    return evaluate(measured, predictions=predictions, progress=progress is True)
 
 
 def measure(
@@ -164,7 +149,9 @@ def measure(
     large = check_memory(model, architecture, wanted, baseline=baseline > 0)
     if progress is True and large:
         sys.stderr.write(f"{large}\n")
-    probed = Probed(name or type(model).__name__, architecture, weights_of(model, architecture, inputs), seed)
+    words = word_vectors_of(model, architecture)
+    weights = weights_of(model, architecture, inputs)
+    probed = Probed(name or type(model).__name__, architecture, weights, seed, words=words)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
     sample = BaselineRows(baseline)
@@ -203,17 +190,20 @@ def measure(
     return Measurement(probed, known, state, untrained, values, report, listed, seconds, not interrupted())
 
 
-def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
+def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:
     """Return the findings of a measurement, without the model.
 
     Each prediction is evaluated by itself: one that raises has the verdict "failed" and the reason as its text.
+    progress: True for a bar on standard error, or a function f(predictions judged, total).
     """
+    show = reporter(progress, "predictions judged")
     rows: list[Finding] = []
     claims: list[Claim] = []
     replicates: dict[Place, Replicates] = {}
     wanted = [prediction for prediction in chosen(predictions) if prediction.name in measured.state]
     model = measured.probed.name
-    for prediction in wanted:
+    for number, prediction in enumerate(wanted):
+        show(number, len(wanted))
         claim = partial(Claim, model, prediction.name, prediction.declaration.claim)
         try:
             judged, values = _judged(measured, prediction)
@@ -224,6 +214,7 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None) -> Findings:
         rows += judged.findings
         replicates |= replicates_of(model, prediction.name, values, judged)
         claims.append(claim(**{name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}))
+    show(len(wanted), len(wanted))
     declarations = {prediction.name: prediction.declaration for prediction in wanted}
     return Findings({model: measured.facts}, rows, claims, measured.tokens, declarations, replicates)
 
@@ -322,63 +313,42 @@ def _matched(
     draws: int,
     interrupted: Callable[[], bool],
 ) -> dict[str, tuple[list[Measured], ...]] | str:
-    """Return the values of each prediction in each matched model, or the reason why there are none."""
+    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none."""
     values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
+    drawn = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
     try:
-        models = MatchedModels(model, probed.architecture, probed.weights)
-        for draw in range(draws):
+        for batches, numbers in _dealt(windows, draws):
             if interrupted():
                 break
-            other, batches = models.draw(probed.seed * draws + draw), _dealt(windows, draw, draws)
-            for name, rows in _drawn(other, batches, predictions, probed):
-                values[name].append(rows)
-    except ValueError as error:  # weights that cannot be redrawn, or logits that overflow
+            seeds = [probed.seed * draws + number for number in numbers]
+            for state in _states(model, batches, predictions, probed, seeds):
+                for p in predictions:
+                    values[p.name].append(_values(p, state[p.name], drawn))
+    except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
     return {name: tuple(lists) for name, lists in values.items()}
 
 
-def _drawn(
-    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed
-) -> Iterator[tuple[str, list[Measured]]]:
-    """Yield the values of each prediction in one matched model; none if its evaluation raises.
-
-    `evaluate` reports such an error of a prediction.
-    """
-    state: dict[str, Any] = {}
-    batches = [placed(batch, model) for batch in batches]
+def _states(
+    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the state of each draw over the batches that it reads."""
+    states: list[dict[str, Any]] = [{} for _ in seeds]
     for batch in batches:
-        state = merge(state, statistics_of(model, probed.architecture, batch, predictions)[0])
-    weights = _LateWeights(model, probed.architecture, batches[0].inputs)
-    drawn = Probed(f"{probed.name}, matched", probed.architecture, weights, probed.seed)
-    for p in predictions:
-        rows: list[Measured] = []
-        with suppress(Exception):
-            rows = p.evaluate(state[p.name], drawn)
-        yield p.name, [m._replace(replicates=None) for m in rows]
+        added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
+        states = [merge(state, each) for state, each in zip(states, added, strict=True)]
+    return states
 
 
-class _LateWeights(Mapping[str, HeadWeights | str]):
-    """Weight matrices of a model, measured at first use: most predictions of events do not need them."""
-
-    def __init__(self, *model_and_inputs: Any) -> None:
-        self._arguments = model_and_inputs
-
-    @cached_property
-    def _weights(self) -> dict[str, HeadWeights | str]:
-        return weights_of(*self._arguments)
-
-    def __getitem__(self, layer: str) -> HeadWeights | str:
-        return self._weights[layer]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
+def _values(prediction: Prediction, state: Any, drawn: Probed) -> list[Measured]:
+    """Return the values of one draw, without replicates; none if their evaluation raises, which `evaluate` reports."""
+    with suppress(Exception):
+        return [m._replace(replicates=None) for m in prediction.evaluate(state, drawn)]
+    return []
 
 
 def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:
-    """Add the rows of a batch to the windows of the matched models; those with the smallest hashes are kept."""
+    """Add the rows of a batch to the windows of the matched baseline; those with the smallest hashes are kept."""
     number = windows[-1].batch + 1 if windows else 0
     hashes = _window_hashes(batch).tolist()
     windows = windows + [_Window(value, number, batch.rows([row])) for row, value in enumerate(hashes)]
@@ -386,15 +356,18 @@ def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Win
     return [window for window in windows if window.hash <= most]
 
 
-def _dealt(windows: list[_Window], draw: int, draws: int) -> list[Batch]:
-    """Return the batches of one of several matched models: an equal share of the windows, at least FEWEST."""
+def _dealt(windows: list[_Window], draws: int) -> Iterator[tuple[list[Batch], list[int]]]:
+    """Yield batches with the numbers of the draws that read them.
+
+    Each draw reads an equal share of the windows. If there are fewer windows than draws, several draws read a window.
+    """
     ranked = sorted(windows, key=lambda window: window.hash)
-    k = min(max(FEWEST, len(ranked) // draws), len(ranked))
-    rows: dict[int, list[Batch]] = {}
-    for place in range(draw * k, draw * k + k):
-        window = ranked[place % len(ranked)]
-        rows.setdefault(window.batch, []).append(window.row)
-    return [joined(rows[number]) for number in sorted(rows)]
+    k = max(1, len(ranked) // draws)
+    for first in range(0, min(draws * k, len(ranked)), k):
+        rows: dict[int, list[Batch]] = {}
+        for window in ranked[first : first + k]:
+            rows.setdefault(window.batch, []).append(window.row)
+        yield [joined(rows[number]) for number in sorted(rows)], list(range(first // k, draws, len(ranked)))
 
 
 def _window_hashes(batch: Batch) -> Tensor:

@@ -38,8 +38,8 @@ GUIDE = {
         "replicates. Statistics of weights alone have no sampling error and no interval."
     ),
     "null": (
-        "The same statistic under a null model: the untrained architecture (random-weights baseline), models with the "
-        "spectra of the trained matrices and random singular vectors (matched baseline), randomly rotated matrices, "
+        "The same statistic under a null model: the untrained architecture (random-weights baseline), heads with the "
+        "spectra of the trained QK matrices and random singular vectors (matched baseline), randomly rotated matrices, "
         "other heads, permuted tokens or a random order of depths. Each section names its null. Figures show "
         "it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end of the "
         "band."
@@ -144,13 +144,14 @@ def _methods(run: Run) -> tuple[str, ...]:
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
         "of covariance matrices from the jackknife over eight groups of documents [busing99]. Replicates of all heads "
         "are of the same documents; the interval of a median over heads is that of the medians of the replicates.",
-        "Null values. The null value is the same statistic under a null model: the untrained architecture, matched "
-        "models, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in each "
-        "section. A matched model has the singular values of every trained matrix, head by head, and random singular "
-        "vectors [mezzadri07]; its band is the 95 % prediction band of one more draw.",
+        "Null values. The null value is the same statistic under a null model: the untrained architecture, the matched "
+        "baseline, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in "
+        "each section. In the matched baseline queries and keys of a layer are computed from its inputs in random "
+        "rotations, so that the QK matrix of every head keeps its singular values and has random singular vectors "
+        "[mezzadri07]; its band is the 95 % prediction band of one more draw.",
         "Bounds. Each tested claim has a bound of support and a bound of refutation: a constant, the null, or both, "
-        "joined by “and” or “or”. Where the bound is the null of matched models, the test includes the variance over "
-        "their draws. For other bounds, the table on the sensitivity to the bound shows what hangs on it.",
+        "joined by “and” or “or”. Where the bound is the matched baseline, the test includes the variance over "
+        "its draws. For other bounds, the table on the sensitivity to the bound shows what hangs on it.",
         "Tests. Each head has two p-values, one for each bound, from a two-sided t test of the value against the "
         "bound. The standard error is the distance from the value to the end of the confidence interval that faces the "
         "bound, divided by the 97.5 % quantile of Student's t distribution with the degrees of freedom of the interval "

@@ -166,7 +166,7 @@ def _words(declarations: Declarations, claim: Summary) -> str:
 
 
 def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
-    """Kind, definition of the statistic, conditions, decision rule and power; empty if it is not declared."""
+    """Kind, definition of the statistic, conditions, decision rule, bounds and power; empty if it is not declared."""
     declared = declarations.get(prediction)
     if declared is None:
         return {}
@@ -176,7 +176,9 @@ def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
         "definition": declared.formula,
         **({} if declared.kind == DESCRIPTIVE else conditions),
         "decision rule": declared.decision_rule,
-        "power": declared.power,
+        "bounds": " ".join(f"{number}: {reason}" for number, reason in declared.bounds.items()),
+        "smallest interesting effect": declared.interesting,
+        "power": declared.power or ("not measured" if declared.kind in (PREDICTED, BEYOND) else ""),
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -226,7 +228,7 @@ def keys_cited(declarations: Declarations, predictions: Iterable[str]) -> list[s
     texts = [
         text
         for each in declared
-        for text in (*each.method, each.decision_rule, each.claim, each.supports, each.refutes)
+        for text in (*each.method, each.decision_rule, each.claim, each.supports, each.refutes, *each.bounds.values())
     ]
     return [*keys_in(texts), *(key for each in declared for key in each.references)]
 

@@ -5,6 +5,7 @@
     report(tracks)                              filtered detections
     report(Verification(results))               verified statements of the theory
     report(interventions)                       effects of interventions on a model
+    report(propagation), report(iteration)      a distribution through the layers of a model, or a repeated layer
 
 A new kind of result needs a module with its page, and a line in PAGES.
 
@@ -22,11 +23,20 @@ from .._displays import register
 from .._errors import InputTypeError
 from ..page import Page, write
 from ..probing.interventions.records import Interventions
+from ..probing.propagation.records import LayerIteration, Propagation
 from ..probing.runs.findings import Findings
 from ..simulation.records import Phases, Simulation
 from ..tracking.records import Tracks
 from ..verification.statement import Verification
-from . import findings_page, interventions_page, phases_page, simulation_page, tracks_page, verification_page
+from . import (
+    findings_page,
+    interventions_page,
+    phases_page,
+    propagation_page,
+    simulation_page,
+    tracks_page,
+    verification_page,
+)
 from .findings_figures import plot
 from .findings_notebook import notebook_html
 from .findings_terminal import plain_lines, rich_table
@@ -40,8 +50,10 @@ PAGES: dict[type, Callable[[Any], Page]] = {
     Tracks: tracks_page.page_of,
     Verification: verification_page.page_of,
     Interventions: interventions_page.page_of,
+    Propagation: propagation_page.page_of,
+    LayerIteration: propagation_page.page_of_iteration,
 }
-Result = Source | Simulation | Phases | Tracks | Verification | Interventions
+Result = Source | Simulation | Phases | Tracks | Verification | Interventions | Propagation | LayerIteration
 
 
 def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:

@@ -45,6 +45,7 @@ from .simulation_wording import (
     STATE_NAMES,
     agreement,
     curve_text,
+    keys_text,
     normalisation_text,
     plateau_sentence,
     quantity_cells,
@@ -325,12 +326,14 @@ def _energy(simulation: Simulation) -> Figure:
     if at and applies:
         heights = [float(values[t + 1, i]) for t, i in at]
         marks.append(Points("decrease", [times[t + 1] for t, _ in at], heights, "vermilion", "x"))
-    pairs = "a token and a key" if simulation.settings.keys else "tokens"
+    summed = f"exp β⟨xᵢ, xⱼ⟩ over all pairs of {'a token and a key' if simulation.settings.keys else 'tokens'}"
+    if simulation.settings.key_measure != "none":
+        summed = "the normaliser of the keys over all tokens"
     intervals, seeds = decreases.shape
     each = f" ({intervals} for each of {seeds} seeds)" if seeds > 1 else ""
     theorem = "excludes decreases" if applies else "which excludes decreases, does not apply to these settings"
     caption = (
-        f"Logarithm of the sum of exp β⟨xᵢ, xⱼ⟩ over all pairs of {pairs}. It decreases in {len(at)} of "
+        f"Logarithm of the sum of {summed}. It decreases in {len(at)} of "
         f"{decreases.numel()} recording intervals{each}; [theory 5.3]{' ' if applies else ', '}{theorem}."
     )
     return Figure(
@@ -408,14 +411,18 @@ def _number(value: float | None) -> float | int | None:
 
 def _facts(simulation: Simulation) -> Facts:
     s = simulation.settings
-    keys = f"{s.keys} fixed keys" if s.keys else "the tokens themselves"
+    step = "x + τ A(x)" if s.residual else "τ A(x), no residual connection"
+    output = "the natural gradient of the log normaliser" if s.natural else "the output of attention"
     return Facts({
         "tokens": f"{s.tokens} in {s.dim} dimension{'s' * (s.dim > 1)}",
         "initial distribution": INITIAL_NAMES.get(s.initial, s.initial),
-        "keys": keys,
-        "attention step": f"{'x + τ A(x)' if s.residual else 'τ A(x), no residual connection'}; τ = {s.tau:g}, A(x) is "
-        "the output of attention for the query x",
-        "attention weights": f"softmax over keys y of β⟨x, y⟩, β = {s.beta:g}" + (", causal mask" if s.causal else "")
+        "keys": keys_text(s),
+        "attention step": f"{step}; τ = {s.tau:g}, A(x) is {output} for the query x"
+        + (f", estimated by {s.draws} drawn key{'s' * (s.draws > 1)}" if s.draws else ""),
+        "attention weights": f"softmax over keys y of β⟨x, {'y' if s.qk_matrix == '1' else 'By'}⟩, β = {s.beta:g}"
+        + (f", B = {s.qk_matrix}" if s.qk_matrix != "1" else "")
+        + (f", values W y with W = {s.ov_matrix}" if s.ov_matrix != "qk" else "")
+        + (", causal mask" if s.causal else "")
         + (f", {s.heads} heads of {s.dim // s.heads} coordinates" if s.heads > 1 else ""),
         "normalisation": normalisation_text(s.contraction, s.placement),
         "steps": f"{simulation.trajectory.step}, recorded {len(simulation.trajectory.times)} times",
@@ -425,8 +432,8 @@ def _facts(simulation: Simulation) -> Facts:
 def _methods() -> tuple[str, ...]:
     return (
         "The output of softmax attention is the gradient of a log normaliser [shim22]: attention steps are an ascent "
-        "if τ > 0, a descent if τ < 0. All weight matrices are identities, there is no feed-forward layer, and "
-        "the precision is double. Such dynamics on the sphere are studied in [geshkovski23].",
+        "if τ > 0, a descent if τ < 0. Weight matrices are identities unless given, there is no feed-forward layer, "
+        "and the precision is double. Such dynamics on the sphere are studied in [geshkovski23].",
         "[theory N]: statement N in docs/theory.md; those of section 10 are results of experiments, not theorems. "
         "Predicted curves follow from the initial moments, or from the simulated radius and variance at each time; "
         "none is fitted.",

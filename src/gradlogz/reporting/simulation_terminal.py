@@ -3,6 +3,7 @@
 Read next: result_table.py (the layout), ../commands/simulate.py (which prints them).
 """
 
+import math
 import textwrap
 from collections.abc import Iterable
 
@@ -89,7 +90,7 @@ def phases_table(phases: Phases, width: int) -> list[Text]:
         evidence = [p.evidence for p in points if p.kind == kind]
         ranges = []
         for name in ("clusters", "effective_rank"):
-            values = [e[name] for e in evidence if name in e]
+            values = [e[name] for e in evidence if math.isfinite(e.get(name, math.nan))]
             clear = name != "clusters" or kind in phases_page.GATHERED
             ranges.append(bounds(min(values), max(values)) if values and clear else "")
         rows.append(

@@ -11,6 +11,7 @@ from ..dynamics.observables import SAMPLE
 from ..page.parts import Status
 from ..simulation.presets import Preset, outcomes
 from ..simulation.records import Curve, FinalQuantity, Phases, Simulation
+from ..simulation.settings import SimulationSettings
 
 KINDS = {  # final states and their colours
     "gaussian": "blue",
@@ -70,7 +71,9 @@ CONTRACTIONS = {
     "sphere": "projection onto the unit sphere",
     "rms_norm": "RMS norm",
     "layer_norm": "layer norm",
-    "resolvent": "division by 1 + τ",
+    "shrinkage": "division by 1 + τ",
+    "inverse_step": "inverse of the step (resolvent)",
+    "recoloring": "ZCA to the moments of Theorem 1",
 }
 PLACEMENTS = {"post": "after each step", "pre": "before attention", "peri": "before and after attention"}
 THEOREMS = {"log_pair_energy": "decreases of pair energy", "diameter": "diameters above bound"}
@@ -78,6 +81,7 @@ SELF_WEIGHT = "sigmoid(β d c − β² r² c / 2 − log n)".replace(" ", "\u00a
 SLOPE = "s + (1 − s)(β c + m)".replace(" ", "\u00a0")
 FORMULAS = {
     "closed form": "Gaussian cloud with the initial moments, in closed form; valid while the cloud is Gaussian",
+    "exact": "affine steps on Gaussian keys, in closed form from the initial moments; valid for every cloud",
     "moment closure": "Gaussian cloud with the initial moments, by moment closure; valid while the cloud is Gaussian",
     "harmonic": "the fastest harmonic has degree {degree} and is multiplied by {factor:.4g} per step while its "
     "amplitude is small",
@@ -257,6 +261,16 @@ def normalisation_text(contraction: str, placement: str) -> str:
         return "no normalisation"
     names = ", then ".join(CONTRACTIONS.get(name, name) for name in contraction.split("+"))
     return f"{names} {PLACEMENTS[placement]}"
+
+
+def keys_text(settings: SimulationSettings) -> str:
+    """The keys: tokens, fixed points, or a measure with its moments."""
+    s = settings
+    if s.key_measure == "gaussian":
+        return f"Gaussian measure of mean {s.key_mean} and covariance {s.key_covariance} (rows joined by /)"
+    if s.key_measure == "sphere":
+        return "uniform measure on a sphere"
+    return f"{s.keys} fixed keys" if s.keys else "the tokens themselves"
 
 
 def run_text(simulation: Simulation) -> str:

@@ -47,8 +47,8 @@ from .tracks_wording import (
     method,
     quantity_cells,
     quantity_name,
+    remarks,
     rule,
-    skipped,
     time_unit,
     truth_errors,
 )
@@ -76,7 +76,7 @@ def page_of(tracks: Tracks) -> Page:
     s, simulated = tracks.settings, tracks.detections.truth is not None
     verdict = consistency_verdict(tracks.consistency)
     chips = (Chip(LABELS[verdict], STATUS_OF[verdict]),)
-    notes = tuple(text for text in (truth_errors(tracks), skipped(tracks)) if text)
+    notes = tuple(text for text in (truth_errors(tracks), *remarks(tracks)) if text)
     name = "the built-in scenario" if simulated else tracks.source.rsplit("/", 1)[-1]
     return Page(
         name="gradlogz-track",
@@ -102,10 +102,11 @@ def data_of(tracks: Tracks) -> dict[str, Any]:
     return {
         "version": __version__,
         "command": tracks.command,
-        "settings": asdict(tracks.settings),
+        "settings": {**asdict(tracks.settings), "columns": dict(tracks.settings.columns)},
         "levels": tracks.levels._asdict(),
         "sentence": headline(tracks),
         "rows": len(tracks.detections.time),
+        "outliers": int(tracks.detections.outlying.sum()),
         "skipped": [bad._asdict() for bad in tracks.detections.bad],
         "inside": {**share._asdict(), "value": share.value},
         "log_likelihood": tracks.log_likelihood,
@@ -130,6 +131,7 @@ def _sections(tracks: Tracks) -> tuple[Section, ...]:
         *([Section("All tracks", tuple(overview))] if many else []),
         Section("Individual targets", (*text, Views("targets", "Target", views))),
         Section("Consistency of the filter (NIS)", (_calibration(tracks), _over_time(tracks))),
+        *([Section("Outliers", tuple(outliers))] if (outliers := _outliers(tracks)) else []),
         Section("Targets", (_table(tracks),)),
         Section("Noise levels", (_facts(tracks),)),
     )
@@ -236,12 +238,32 @@ def _table(tracks: Tracks) -> Table:
     return Table("targets", "Targets", _columns(tracks), tuple(rows), caption, shown=50, stacked=True)
 
 
+def _outliers(tracks: Tracks) -> list[Part]:
+    """Table of the rejected detections, the farthest first; empty without any."""
+    detections, axes, unit = tracks.detections, tracks.detections.axes, length_unit(tracks)
+    rows = detections.outlying.nonzero().flatten()
+    if len(rows) == 0:
+        return []
+    distance = (detections.position - tracks.best.mean[:, : len(axes)])[rows].square().nansum(-1).sqrt()
+    order = distance.argsort(descending=True)[:LISTED]
+    cells = [
+        (detections.names[int(detections.target[i])], detections.label[int(i)], *detections.position[i].tolist(), d)
+        for i, d in zip(rows[order], distance[order].tolist(), strict=True)
+    ]
+    columns = (Column("target"), Column("time"), *(Column(axis, unit) for axis in axes), Column("distance", unit))
+    caption = (
+        "Detections that the filter does not use, because they are probably outliers given the other detections of the "
+        "target. Distance: from the estimated position."
+    )
+    return [Table("outliers", "Rejected detections", columns, tuple(cells), caption, shown=20, stacked=True)]
+
+
 # Figures ------------------------------------------------------------------------------------------------------------
 
 
 def _shifted(tracks: Tracks) -> tuple[Tracks, Axes]:
     """Positions relative to a round number if all are far from 0, since a page has six digits."""
-    p, unit = tracks.detections.position[:, :2], length_unit(tracks)
+    p, unit = tracks.detections.used[:, :2], length_unit(tracks)
     high, low = p.nan_to_num(nan=-math.inf).amax(0), p.nan_to_num(nan=math.inf).amin(0)
     width = float((high - low).clamp(min=0).max())
     digit = 10.0 ** math.ceil(math.log10(width)) if width > 0 else 1.0
@@ -290,9 +312,7 @@ def _map(tracks: Tracks, axes: Axes) -> Figure:
     for a, b, ends in points:
         x += [a, None] if ends else [a]
         y += [b, None] if ends else [b]
-    dots = Points(
-        "detections", _plain(detections.position[rows, 0]), _plain(detections.position[rows, 1]), "grey", size=3
-    )
+    dots = Points("detections", _plain(detections.used[rows, 0]), _plain(detections.used[rows, 1]), "grey", size=3)
     marks: list[Mark] = [dots, *_truth(tracks, rows), Line(_estimate_name(tracks), x, y)]
     shown = len(target.unique())
     which = f"all {count} targets" if shown == count else f"{shown} of {count} targets, every {every}th"
@@ -336,7 +356,7 @@ def _target(tracks: Tracks, axes: Axes, target: int) -> tuple[Text | Table | Fig
 
 def _counted(tracks: Tracks, rows: Tensor) -> str:
     """Number of rows: "50 detections", or "50 rows" if some have no detection."""
-    detected = bool((~tracks.detections.position[rows].isnan()).any(-1).all())
+    detected = bool((~tracks.detections.used[rows].isnan()).any(-1).all())
     return counted(len(rows), "detection" if detected else "row")
 
 
@@ -354,7 +374,7 @@ def _around(tracks: Tracks, axes: Axes, rows: Tensor) -> Axes:
 
 def _path(tracks: Tracks, axes: Axes, name: str, title: str, part: Tensor, caption: str) -> Figure:
     detections, best = tracks.detections, tracks.best
-    position = detections.position[part]
+    position = detections.used[part]
     texts = [f"{detections.label[i]}" for i in part.tolist()]
     estimated = part[~best.mean[part, :2].isnan().any(-1)]
     marks: list[Mark] = [
@@ -365,7 +385,7 @@ def _path(tracks: Tracks, axes: Axes, name: str, title: str, part: Tensor, capti
     ]
     above = part[(tracks.nis > tracks.nis_high)[part]]
     if len(above):
-        at = detections.position[above]
+        at = detections.used[above]
         marks.append(Points("NIS above band", _plain(at[:, 0]), _plain(at[:, 1]), "vermilion", "circle-open"))
     return Figure(name, title, *axes, tuple(marks), caption, equal=True)
 
@@ -485,7 +505,7 @@ def _facts(tracks: Tracks) -> Facts:
     unit, time = length_unit(tracks), time_unit(tracks)
     density = f"{unit}²/{time}³"
     rows = {
-        "detections": f"standard deviation {levels.sigma:.4g} {unit} in each of {d} coordinates",
+        "detections": f"standard deviation {_deviations(tracks)} {unit} in each of {d} coordinates",
         f"mode {s.modes[0]}": f"process noise (on the velocity) with spectral density {levels.noise:.4g} {density}",
     }
     if s.model == "turn":
@@ -504,6 +524,14 @@ def _facts(tracks: Tracks) -> Facts:
     return Facts(rows)
 
 
+def _deviations(tracks: Tracks) -> str:
+    """Standard deviation of a detection, or one for each coordinate."""
+    sigmas = [tracks.levels.sigma * ratio for ratio in tracks.levels.ratios]
+    text = f"{sigmas[0]:.4g}" if len(set(sigmas)) == 1 else ", ".join(f"{sigma:.4g}" for sigma in sigmas)
+    by_row = tracks.detections.sigma is not None and tracks.settings.sigma is None
+    return f"as in the input, median {text}" if by_row else text
+
+
 def _methods(filter_: str) -> tuple[str, ...]:
     name, source = FILTERS[filter_]
     return (
@@ -515,6 +543,9 @@ def _methods(filter_: str) -> tuple[str, ...]:
         "NIS, the normalised innovation squared, is eᵀS⁻¹e for an innovation e with predicted covariance S; for the "
         "correct model it has a chi-square distribution with as many degrees of freedom as e has coordinates "
         "[barshalom01]. The first detection of a coordinate has no innovation.",
+        "Outliers: the filter runs forward and backward in time with a model in which every detection may be unrelated "
+        "to the target. Detections that are unrelated with a probability above 1/2 in both directions are left out, "
+        "unless these are two or more, and at least 30 %, of the target's.",
         "Noise levels that are not given are estimated from triples of detections of one target. The deviation of one "
         "detection from the line through the other two has a variance that is linear in two unknowns: the variance of "
         "the detection noise, and the process noise. Triples of successive detections and triples that span nine rows "

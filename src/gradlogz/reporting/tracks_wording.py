@@ -32,8 +32,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def length_unit(tracks: Tracks) -> str:
-    """Unit of positions: m in the scenario, else unknown."""
-    return "m" if tracks.detections.truth is not None else "length"
+    """Unit of positions: m in the scenario and where the columns have units, else unknown."""
+    return tracks.detections.length or "length"
 
 
 def time_unit(tracks: Tracks) -> str:
@@ -103,7 +103,7 @@ def method(tracks: Tracks) -> str:
     return f"{s.filter.upper()} filter with modes {', '.join(s.modes)}{smoothed}; noise levels {levels}"
 
 
-def _levels(settings: TrackingSettings) -> tuple[float | None, ...]:
+def _levels(settings: TrackingSettings) -> tuple[object, ...]:
     return settings.sigma, settings.noise, settings.turn_rate
 
 
@@ -152,6 +152,24 @@ def skipped(tracks: Tracks) -> str:
     """Number of skipped rows, and the problem of the first; empty if there are none."""
     bad = tracks.detections.bad
     return f"{counted(len(bad), 'invalid row')} skipped; the first: {bad[0].problem}." if bad else ""
+
+
+def remarks(tracks: Tracks) -> list[str]:
+    """Sentences on what was done to the rows of the input and is not obvious from the results."""
+    rows = tracks.detections
+    sentences = [skipped(tracks)]
+    if count := int(rows.outlying.sum()):
+        sentences.append(f"{counted(count, 'detection')} rejected as outliers; --outliers 0 rejects none.")
+    if rows.late:
+        sentences.append(f"{counted(rows.late, 'row')} before an earlier time of the target: rows are sorted by time.")
+    if rows.repeated:
+        sentences.append(f"{counted(rows.repeated, 'row')} left out: time, target and coordinates repeat another row.")
+    if rows.unused:
+        sentences.append(f"Columns that are not used: {', '.join(rows.unused)}.")
+    if rows.plane is not None:
+        origin = f"{rows.plane.latitude:.4f}° latitude, {rows.plane.longitude:.4f}° longitude"
+        sentences.append(f"x and y are metres east and north of {origin}.")
+    return [sentence for sentence in sentences if sentence]
 
 
 def truth_errors(tracks: Tracks) -> str:

@@ -34,9 +34,9 @@ READING = (
     "The verdict is on the corrected formula, which holds if its residual is at most the tolerance.",
 )
 METHODS = (
-    "Each statement of the paper [shim22], of its two draft notes or of docs/theory.md is evaluated in float64 at "
-    "random points and compared with sums over points or quadrature nodes. These sums are written out and do not use "
-    "the library.",
+    "Each statement of the paper [shim22], its appendix, its two draft notes or docs/theory.md is evaluated in float64 "
+    "at random points. The library is compared with sums over points, modes, states or quadrature nodes, with "
+    "derivatives of such sums, and with iterations of a written map. None of these uses the library.",
 )
 
 
@@ -48,7 +48,7 @@ def page_of(verification: Verification) -> Page:
     return Page(
         name="gradlogz-verification",
         title="Verification of the theory",
-        subtitle="Every statement of the sources that can be computed, as printed and as corrected.",
+        subtitle="Statements of the sources, as printed and as corrected, compared with sums and quadrature.",
         verdict=VerdictBanner(headline(results), (chip,), tuple(failed)),
         sections=(Section("How to read this page", (Text(READING),)), *map(_section, by_document(results).values())),
         methods=METHODS,

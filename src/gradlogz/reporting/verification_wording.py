@@ -11,6 +11,7 @@ DOCUMENTS = {  # how `where` begins, and the title of that source
     "paper": "Paper [shim22]",
     "note 1": "Draft note 1: exponential families",
     "note 2": "Draft note 2: filters",
+    "appendix": "Appendix: Hopfield networks",
     "theory": "Theory (docs/theory.md)",
 }
 
@@ -24,11 +25,11 @@ def source_of(statement: Statement) -> tuple[str, str]:
 
 
 def by_document(results: Sequence[StatementResult]) -> dict[str, list[StatementResult]]:
-    """The results under the title of their source document, in the order of the statements."""
-    groups: dict[str, list[StatementResult]] = {}
+    """The results under the title of their source document, documents in the order of DOCUMENTS."""
+    groups: dict[str, list[StatementResult]] = {title: [] for title in DOCUMENTS.values()}
     for result in results:
         groups.setdefault(source_of(result.statement)[0], []).append(result)
-    return groups
+    return {title: group for title, group in groups.items() if group}
 
 
 def false_as_printed(result: StatementResult) -> bool:

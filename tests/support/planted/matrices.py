@@ -29,36 +29,36 @@ def free(generator, gain):
 
 def tied(generator, gain, strength=1.0, step=0.3):
     """W_v W_o = step W_k W_qᵀ behind a norm with this gain, up to noise: their cosine is about `strength`."""
-    Wq, Wk, Wv, noise = random_heads(generator)
-    gradient = Wq.transpose(0, 2, 1) * gain @ centring()
+    Wq, Wk, Wv, noise = random_heads(generator, width=len(gain))
+    gradient = Wq.transpose(0, 2, 1) * gain @ centring(len(gain))
     along = step * gradient / np.linalg.norm(gradient, axis=(1, 2), keepdims=True)
     across = step * noise / np.linalg.norm(noise, axis=(1, 2), keepdims=True)
     Wo = strength * along + np.sqrt(1 - strength**2) * across
     return [Wq, Wk, Wk if strength > 0 else Wv, 4 * Wo]
 
 
-def gains(generator):
-    return generator.uniform(0.5, 1.5, WIDTH)
+def gains(generator, width=WIDTH):
+    return generator.uniform(0.5, 1.5, width)
 
 
-def gpt2(seed, heads, gain=None, layers=LAYERS, activation="gelu_new"):
+def gpt2(seed, heads, gain=None, layers=LAYERS, activation="gelu_new", width=WIDTH):
     """A GPT-2 with heads(generator, gain) in every layer; gains are random unless given."""
     generator = np.random.default_rng(seed)
     config = tf.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_embd=WIDTH, n_layer=layers, n_head=HEADS, attn_pdrop=0.0,
+        vocab_size=VOCABULARY, n_positions=64, n_embd=width, n_layer=layers, n_head=HEADS, attn_pdrop=0.0,
         resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=1, eos_token_id=2, activation_function=activation,
     )  # fmt: skip
     model = tf.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
-        put(model.transformer.wte.weight, generator.normal(size=(VOCABULARY, WIDTH)))
+        put(model.transformer.wte.weight, generator.normal(size=(VOCABULARY, width)))
         for block in model.transformer.h:
-            g = gains(generator) if gain is None else gain
+            g = gains(generator, width) if gain is None else gain
             Wq, Wk, Wv, Wo = heads(generator, g)
             put(block.ln_1.weight, g)
-            put(block.ln_1.bias, 0.1 * generator.normal(size=WIDTH))
+            put(block.ln_1.bias, 0.1 * generator.normal(size=width))
             put(block.attn.c_attn.weight, np.concatenate([side(W) for W in (Wq, Wk, Wv)], 1))
-            put(block.attn.c_attn.bias, 0.1 * generator.normal(size=3 * WIDTH))
-            put(block.attn.c_proj.weight, Wo.reshape(WIDTH, WIDTH))
+            put(block.attn.c_attn.bias, 0.1 * generator.normal(size=3 * width))
+            put(block.attn.c_proj.weight, Wo.reshape(width, width))
     return model
 
 
@@ -111,7 +111,7 @@ def put(parameter, values):
 
 def alike(generator, gain, strength=1.0):
     """Return heads with W_k = W_q up to noise: at strength 1 the QK matrix W_q W_qᵀ is symmetric and positive."""
-    Wq, noise, Wv, Wo = random_heads(generator)
+    Wq, noise, Wv, Wo = random_heads(generator, width=len(gain))
     return [Wq, strength * Wq + np.sqrt(1 - strength**2) * noise, Wv, Wo]
 
 

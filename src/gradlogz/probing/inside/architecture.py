@@ -6,6 +6,8 @@
 Read next: discovery.py (finds the architecture), capturing.py (records tensors at these sites).
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ..._typing import Float, Tensor
@@ -30,6 +32,23 @@ class Norm(NamedTuple):
     centres: bool
     gain: Float[Tensor, " d"]
     bias: Float[Tensor, " d"]
+
+
+class OutputColumns(NamedTuple):
+    """Some of the outputs of a module: all, or those of one of two matrices that are fused."""
+
+    module: str
+    start: int
+    stop: int
+
+
+class FeedForward(NamedTuple):
+    """A feed-forward map by its modules: f(first) second, or f(gate) * first second; f: name of the activation."""
+
+    first: OutputColumns
+    gate: OutputColumns | None
+    second: str
+    activation: str
 
 
 class Sublayer(NamedTuple):
@@ -67,6 +86,8 @@ class Architecture(NamedTuple):
     attention: names of the attention layers in the order of computation, including those without a recognised branch.
     outputs: for each layer, the output projection: the module that maps the concatenated heads to the stream.
     parted: layers that can be run on a subset of their tokens.
+    feed_forward: for each feed-forward sublayer whose form is recognised, its modules.
+    unembedding: the module that maps the last vectors to logits of words, and the norm whose output it reads, if any.
     """
 
     sublayers: tuple[Sublayer, ...]
@@ -74,6 +95,8 @@ class Architecture(NamedTuple):
     attention: tuple[str, ...]
     outputs: dict[str, str]
     parted: frozenset[str]
+    feed_forward: Mapping[str, FeedForward] = MappingProxyType({})
+    unembedding: tuple[str, Norm | None] | None = None
 
     def branch_of(self, layer: str) -> Sublayer | None:
         """Return the residual branch of an attention layer, None if it has none."""

@@ -36,6 +36,11 @@ class CheckpointName(NamedTuple):
     part: str
     step: int | None
 
+    @property
+    def folder(self) -> Path:
+        """Relative path of its run: a folder for the training run, with one for each checkpoint."""
+        return Path(self.label) if self.series == self.label else Path(self.series) / self.part
+
 
 def checkpoints_of(names: Sequence[str]) -> list[CheckpointName]:
     """Return the checkpoints that the arguments name; folders of checkpoints are replaced by their contents."""

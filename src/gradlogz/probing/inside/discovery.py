@@ -24,8 +24,10 @@ from ..._typing import Tensor
 from ...attention.in_models.intercepted_calls import Call, Logits
 from ...attention.in_models.interception import LAYERS, InterceptedCall, Interception, Receiver, numbered
 from ...attention.result import Attention
-from .architecture import Architecture, Norm, Sublayer, SumSite
+from .architecture import Architecture, FeedForward, Norm, Sublayer, SumSite
+from .embeddings import unembedding_of
 from .events import LayerCall
+from .feed_forward import MatrixCall, feed_forward_of
 from .hooks import Running, evaluation_mode, module_hooks, operands, tensors, without_cache, writes
 from .norms import norm_of
 from .reprojection import layer_call_of, reproduces
@@ -45,7 +47,7 @@ def discover(model: nn.Module, inputs: Mapping[str, Any], *, layers: str = LAYER
     if not receiver.calls:
         remedy = "If its attention layers have unusual class names, pass a pattern for them as layers=."
         raise InputRuntimeError("discover", "model", "no attention was found in a forward pass of the model", remedy)
-    return _architecture(graph, receiver)._replace(parted=parted)
+    return _architecture(graph, receiver, unembedding_of(model))._replace(parted=parted)
 
 
 def cut(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +249,7 @@ class _Branch(NamedTuple):
         return self.update[0].nodes[self.update[1]]
 
 
-def _architecture(graph: _Graph, receiver: _Calls) -> Architecture:
+def _architecture(graph: _Graph, receiver: _Calls, head: nn.Module | None) -> Architecture:
     for name, nodes in receiver.calls.items():
         module, _, call = name.partition("#")
         nodes.update(ran.result for ran in graph.ran if ran.name == module and ran.call == int(call or 1))
@@ -259,6 +261,7 @@ def _architecture(graph: _Graph, receiver: _Calls) -> Architecture:
     norms = [(ran, norm) for ran in graph.ran if (norm := _norm(ran, graph, width)) is not None]
     streams = [b.sum.nodes[b.stream] for b in branches]
     sublayers: list[Sublayer] = []
+    maps: dict[str, FeedForward] = {}
     for branch in branches:
         x, y = branch.sum.nodes[branch.stream], branch.sum.result
         layer = next((name for name, nodes in receiver.calls.items() if branch.nodes & nodes), None)
@@ -282,9 +285,13 @@ def _architecture(graph: _Graph, receiver: _Calls) -> Architecture:
             next((n for ran, n in norms if graph.same(ran.result, x)), None),
         )
         sublayers.append(sublayer)
+        if kind == "feed_forward" and (form := _feed_forward(branch, graph)) is not None:
+            maps[name] = form
     homes = {layer: _output_projection(graph, heads, width) for layer, heads in receiver.outputs.items()}
     outputs = {layer: home for layer, home in homes.items() if home is not None}
-    return Architecture(tuple(sublayers), width, tuple(receiver.calls), outputs, frozenset())
+    return Architecture(
+        tuple(sublayers), width, tuple(receiver.calls), outputs, frozenset(), maps, _unembedding(graph, norms, head)
+    )
 
 
 def _parted(layer_call: LayerCall, query: Tensor, layers: str) -> bool:
@@ -363,6 +370,28 @@ def _home(branch: _Branch, graph: _Graph) -> str:
             break
         shared.append(words[0])
     return ".".join(shared)
+
+
+def _feed_forward(branch: _Branch, graph: _Graph) -> FeedForward | None:
+    """Return the modules of a feed-forward branch, None if its form is not recognised."""
+    calls = [
+        MatrixCall(r.name, graph.values[r.input], graph.values[r.result])
+        for r in graph.ran
+        if r.result in branch.nodes and r.input is not None and any(p.ndim >= 2 for p in r.module.parameters(False))
+    ]
+    starts = [graph.values[branch.start]]
+    normed = [r.result for r in graph.ran if r.result in branch.nodes and graph.same(r.input, branch.start)]
+    return feed_forward_of(calls, starts + [graph.values[node] for node in normed])
+
+
+def _unembedding(
+    graph: _Graph, norms: list[tuple[_Ran, Norm]], head: nn.Module | None
+) -> tuple[str, Norm | None] | None:
+    """Return the name of the unembedding and the norm that it reads; None if it did not run."""
+    ran = next((r for r in graph.ran if r.module is head and r.input is not None), None)
+    if ran is None:
+        return None
+    return ran.name, next((norm for r, norm in norms if graph.same(ran.input, r.result)), None)
 
 
 def _norm(ran: _Ran, graph: _Graph, width: int) -> Norm | None:

@@ -18,6 +18,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.in_models.hidden_keys import visible_by_logits, visible_by_masks
 from ...attention.result import Attention
 from .architecture import Norm, Sublayer
+from .feed_forward import FeedForwardMap
 
 
 class AttentionArguments(NamedTuple):
@@ -111,6 +112,7 @@ class Passed(NamedTuple):
 
     input: input of the map: the output of the norm before it, or the stream itself.
     after: the sum; for parallel branches, the sum with both updates.
+    map: modules of a feed-forward map, None for attention and for maps of another form.
     """
 
     sublayer: Sublayer
@@ -118,6 +120,7 @@ class Passed(NamedTuple):
     input: Float[Tensor, "b n d"]
     update: Float[Tensor, "b n d"]
     after: Float[Tensor, "b n d"]
+    map: FeedForwardMap | None = None
 
 
 class Normed(NamedTuple):

@@ -24,6 +24,7 @@ from ...attention.in_models.interception import LAYERS, InterceptedCall, Interce
 from ...attention.result import Attention
 from .architecture import Architecture, Sublayer, SumSite
 from .events import Attended, AttentionArguments, Event, Normed, Passed
+from .feed_forward import maps_of
 from .hooks import Running, evaluation_mode, module_hooks, operands, writes
 from .reprojection import layer_call_of
 
@@ -74,6 +75,7 @@ class _Pass(TorchFunctionMode, Receiver):
         self._architecture, self._handle, self._statistics = architecture, handle, statistics
         self._projections = {layer: model.get_submodule(name) for layer, name in architecture.outputs.items()}
         self._outputs = _outputs(model, architecture)
+        self._maps = maps_of(model, architecture.feed_forward)
         self._running = Running()
         self._modules: dict[str, nn.Module] = {}  # the norms
         self._layers = {name.partition("#")[0] for name in architecture.attention}
@@ -164,7 +166,8 @@ class _Pass(TorchFunctionMode, Receiver):
             stream, norm = pair[sublayer.stream], sublayer.reads
             update_site, operand = sublayer.update
             branch_input = stream if norm is None else self._normalized[norm.name, norm.call]
-            self._emit(Passed(sublayer, stream, branch_input, self._summed[update_site][operand], result))
+            update, feed_forward = self._summed[update_site][operand], self._maps.get(sublayer.name)
+            self._emit(Passed(sublayer, stream, branch_input, update, result, feed_forward))
         if site in self._branches:
             self._summed.clear()
         return result

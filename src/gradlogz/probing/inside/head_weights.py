@@ -65,6 +65,7 @@ class HeadWeights(NamedTuple):
     rotary: bool
     normalized: bool
     turning: Turning | str | None = None
+    output_bias: Float[Tensor, " D"] | None = None
 
     @property
     def folded(self) -> "HeadWeights":

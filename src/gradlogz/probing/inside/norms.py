@@ -1,6 +1,7 @@
 """Recognition of normalisation layers by their behaviour.
 
     N(x) = gain * x / |x| + bias      |x|: root mean square of the features, after their mean is subtracted if N centres
+    eps                               added to |x|², measured on a token of small norm
 
 Read next: discovery.py (norms of the stream), weights.py (norms of queries and keys).
 """
@@ -49,10 +50,33 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
     bias = once.mean(0) - gain * z.mean(0)
     if float((gain * z + bias - once).abs().max()) > 8 * error:
         return None  # it does not divide by the root mean square
+    bias = torch.where(bias.abs() <= 8 * error, 0.0, bias)
     for p in parameters:  # use the exact stored parameters where they match
         for exact in (p.detach().double().cpu(), 1.0 + p.detach().double().cpu()):
             if exact.shape == gain.shape and float((exact - gain).abs().max()) <= 8 * error:
                 gain = exact
             elif exact.shape == bias.shape and float((exact - bias).abs().max()) <= 8 * error:
                 bias = exact
-    return centres, gain, torch.where(bias.abs() <= 8 * error, 0.0, bias)
+    return centres, gain, bias
+
+
+def parameters_of(module: nn.Module, *, centres: bool, like: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return gain, bias and eps of a norm gain * x / sqrt(|x|² + eps) + bias to the precision of the module.
+
+    A token at 0 gives the bias. Tokens of root mean square s give gain * x / |x| * s / sqrt(s² + eps) + bias. The ratio
+    of this factor for a small and for a large s gives eps, and the large s gives the gain.
+    """
+    large, small = 1e3, 1e-6
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, like.shape[-1], generator=generator, dtype=torch.float64)
+    x = x - x.mean(-1, keepdim=True) if centres else x
+    x = x / x.square().mean(-1, keepdim=True).sqrt()
+    if like.dtype in (torch.float16, torch.bfloat16):
+        module, like = copy.deepcopy(module).float(), like.float()
+    with torch.no_grad():
+        at_large, at_small, bias = (module((s * x).to(like)).double().cpu() for s in (large, small, 0.0))
+    gain = (x * (at_large - bias)).sum(0) / x.square().sum(0)
+    along = gain * x
+    square = float(((at_small - bias) * along).sum() / along.square().sum()) ** 2
+    eps = max((1 - square) * (small * large) ** 2 / (square * large**2 - small**2), 0.0)
+    return gain * (1 + eps / large**2) ** 0.5, bias[0], eps

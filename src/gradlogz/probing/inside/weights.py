@@ -37,13 +37,18 @@ ROUNDING, UNITS = 1e-3, 4.0  # relative tolerance; its minimum in units of eps, 
 
 
 def weights_of(
-    model: nn.Module, architecture: Architecture, inputs: Mapping[str, Any], *, layers: str = LAYERS
+    model: nn.Module,
+    architecture: Architecture,
+    inputs: Mapping[str, Any],
+    *,
+    layers: str = LAYERS,
+    only: str | None = None,
 ) -> dict[str, HeadWeights | str]:
-    """Return the weight matrices of every attention layer, or the reason why they are unknown."""
+    """Return the weight matrices of every attention layer, or of `only` one, or the reason why they are unknown."""
     events: dict[str, Attended] = {}
 
     def store(event: Event) -> None:
-        if isinstance(event, Attended):
+        if isinstance(event, Attended) and only in (None, event.layer):
             events[event.layer] = event
 
     with follow(model, architecture, store, statistics="none", layers=layers):
@@ -124,12 +129,13 @@ def _weights(model: nn.Module, architecture: Architecture, attended: Attended, l
     home = architecture.outputs.get(attended.layer)
     if home is None and isinstance(layer_call.module, nn.MultiheadAttention):
         home = f"{attended.layer.partition('#')[0]}.out_proj"
-    out = None
+    out = shift = None
     if home is not None:
         unit = torch.eye(h * Wv.shape[-1]).to(layer_call.tokens)
         module = model.get_submodule(home)
-        out = (module(unit) - module(torch.zeros_like(unit[:1]))).double().cpu().unflatten(0, (h, -1))
-    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, norm, rotary, normalized)
+        origin = module(torch.zeros_like(unit[:1]))
+        out, shift = (module(unit) - origin).double().cpu().unflatten(0, (h, -1)), origin[0].double().cpu()
+    return HeadWeights(Wq, bq, Wk, bk, Wv, bv, out, norm, rotary, normalized, output_bias=shift)
 
 
 def _affine(project: Any, width: int, rows: int, rounding: float) -> list[tuple[Tensor, Tensor]] | None:

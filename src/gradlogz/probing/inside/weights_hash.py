@@ -1,6 +1,7 @@
-"""Hash of the weights in a checkpoint: equal for equal weights, however they are divided into files.
+"""Hashes of a checkpoint: of its weights, however they are divided into files, and of its configuration.
 
-    sha256 over all tensors, sorted by name: name, dtype, shape, bytes
+    weights        sha256 over all tensors, sorted by name: name, dtype, shape, bytes
+    configuration  sha256 over the settings in config.json that the model depends on, and the files of the tokenizer
 
 Tensors are hashed as they are stored, before any conversion of dtype, and read one at a time. Training runs publish
 checkpoints that repeat the weights of another step by mistake; their hashes show it.
@@ -11,12 +12,16 @@ Read next: checkpoint_names.py (several checkpoints), loading.py (the files of a
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..._errors import InputValueError
 from .loading import Checkpoint, first_line, reading_errors
+
+UNUSED = ("_name_or_path", "transformers_version")  # settings on which a model does not depend
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 def weights_hash(checkpoint: Checkpoint) -> str:
@@ -34,6 +39,46 @@ def weights_hash(checkpoint: Checkpoint) -> str:
         problem = f"the weights in {checkpoint.folder.name} are not readable ({first_line(error)})"
         raise InputValueError("weights_hash", "checkpoint", problem, "Copy or download the checkpoint again.") from None
     return digest.hexdigest()
+
+
+def config_hash(checkpoint: Checkpoint) -> str:
+    """Return the sha256 of the configuration and of the tokenizer beside the weights, in hexadecimal digits.
+
+    The name of the model and the version of transformers do not count. A GGUF file contains both.
+    """
+    digest = hashlib.sha256()
+    if checkpoint.format == "GGUF":
+        for name, content in _gguf_fields(checkpoint):
+            digest.update(name.encode() + content)
+    for name in ("config.json", *TOKENIZER_FILES):
+        file = checkpoint.folder / name
+        if file.is_file():
+            digest.update(f"{name}\0".encode() + (_settings(file) if name == "config.json" else file.read_bytes()))
+    return digest.hexdigest()
+
+
+def _settings(file: Path) -> bytes:
+    """Return the settings of a configuration in a fixed order; the bytes of the file if it is no JSON object."""
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        return file.read_bytes()
+    return json.dumps({k: v for k, v in content.items() if k not in UNUSED}, sort_keys=True).encode()
+
+
+def _gguf_fields(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(checkpoint.folder / str(checkpoint.gguf))
+    except reading_errors() as error:
+        problem = f"the settings in {checkpoint.gguf} are not readable ({first_line(error)})"
+        raise InputValueError("config_hash", "checkpoint", problem, "Copy or download the checkpoint again.") from None
+    for name in sorted(reader.fields):
+        if name != "general.name":
+            yield name, b"".join(part.tobytes() for part in reader.fields[name].parts)
 
 
 def _safetensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, list[int], Any]]:

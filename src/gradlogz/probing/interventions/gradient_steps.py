@@ -1,7 +1,7 @@
 """Updates of an attention sublayer with another component along the gradient of its log normaliser.
 
     G(x)  = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)       x: residual stream, normed; keys fixed
-    g     = grad G(x), without its components along x, and along 1 if the norm centres; ĝ = g / |g|
+    g     = grad G(x), its part that the norm does not undo (../inside/norm_sphere.py); ĝ = g / |g|
     removed      D - <D, ĝ> ĝ                                       D: the update
     step         D + eps |D| ĝ
     controls     the same vectors in other directions r of unit norm: D - <D, ĝ> r and D + eps |D| r
@@ -23,6 +23,7 @@ from ..._typing import Float, Tensor
 from ..corpus.batching import Batch
 from ..inside.architecture import Sublayer
 from ..inside.events import LayerCall
+from ..inside.norm_sphere import norm_of_updates, tangential
 from ..inside.reprojection import call_on
 from ..statistics import hash_of, token_hashes
 
@@ -69,12 +70,11 @@ def directions_of(
     seed: int,
 ) -> Directions:
     """Return the tangential unit vectors of a layer for every token of a batch."""
-    norm = sublayer.reads or sublayer.follows
-    centres = norm is not None and norm.centres
+    norm = norm_of_updates(sublayer)
     n = stream.shape[1]
     earlier = gradient[:, torch.arange(n, device=gradient.device) // 2]
     random = (_random(stream, batch, f"{seed} {sublayer.name} {draw}") for draw in range(draws))
-    unit = [_tangential(v, stream, centres=centres) for v in (gradient, earlier, *random)]
+    unit = [_unit(tangential(stream, v, norm)) for v in (gradient, earlier, *random)]
     return Directions(unit[0], unit[1], tuple(unit[2:]))
 
 
@@ -96,15 +96,9 @@ def step_name(eps: float) -> str:
     return f"gradient step {eps:+g}"
 
 
-def _tangential(v: Float[Tensor, "b n D"], x: Float[Tensor, "b n D"], *, centres: bool) -> Float[Tensor, "b n D"]:
-    """Return v / |v| after removal of its components along x, and along 1 if the norm centres; 0 if nothing is left."""
-    if centres:
-        x, v = x - x.mean(-1, keepdim=True), v - v.mean(-1, keepdim=True)
-    tiny = torch.finfo(v.dtype).tiny
-    x = x / x.norm(dim=-1, keepdim=True).clamp(min=tiny)
-    for _ in range(2):  # twice, because rounding leaves a part of a large component
-        v = v - (v * x).sum(-1, keepdim=True) * x
-    return v / v.norm(dim=-1, keepdim=True).clamp(min=tiny)
+def _unit(v: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
+    """Return v / |v|; 0 where v is 0."""
+    return v / v.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
 
 
 def _random(like: Float[Tensor, "b n D"], batch: Batch, name: str) -> Float[Tensor, "b n D"]:

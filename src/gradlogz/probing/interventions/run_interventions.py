@@ -30,7 +30,6 @@ from torch.nn.functional import pad
 from ..._errors import InputTypeError, InputValueError
 from ..._progress import Progress, reporter
 from ..._typing import Float, Tensor
-from ...special.distributions import student_p, student_quantile
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch, batches
 from ..corpus.text import Document, Source, documents
@@ -43,7 +42,7 @@ from ..inside.loading import describe
 from ..passes.memory_limits import tokens_of_a_batch
 from ..passes.placement import placed
 from ..runs.judgement import split
-from ..statistics import Estimate, Sums, benjamini_hochberg, bootstrap, hash_of, mean, sums_of
+from ..statistics import Sums, benjamini_hochberg, bootstrap, hash_of, mean, p_values, sums_of
 from .edited_passes import Replacement, edited, recording, resumable_blocks, resuming
 from .fitted_parts import FittedParts, PartSums
 from .gradient_steps import REMOVED, directions_of, edited_updates, gradient_of
@@ -393,7 +392,7 @@ def _effects(keys: Sequence[_Key], sums: Sums) -> list[Effect]:
     change = bootstrap(lambda t: (t[..., one] - t[..., 1:2]) / t[..., :1], sums)
     control = (sums.totals[0, other] - sums.totals[0, 1]) / sums.totals[0, 0]
     difference = bootstrap(lambda t: (t[..., one] - t[..., other]) / t[..., :1], sums)
-    p = p_values(difference)
+    p = p_values(*(t.cpu() for t in difference[:4]))
     comparisons: dict[tuple[str, str, str], list[int]] = {}
     for i, (_, key) in enumerate(pairs):
         comparisons.setdefault((key.intervention, key.variant, key.control), []).append(i)
@@ -412,14 +411,3 @@ def _effects(keys: Sequence[_Key], sums: Sums) -> list[Effect]:
         )  # fmt: skip
         effects.append(effect)
     return effects
-
-
-def p_values(difference: Estimate) -> Float[Tensor, " e"]:
-    """Return two-sided p-values of difference = 0, by Student's t with the standard error of the confidence interval.
-
-    The standard error is the distance to the end of the interval that faces 0, divided by the quantile.
-    """
-    value, low, high, freedom = (t.cpu() for t in difference[:4])
-    arm = torch.where(value > 0, value - low, high - value)
-    p = student_p(student_quantile(freedom) * value.abs() / arm, freedom)
-    return torch.where(value == 0, 1.0, p)

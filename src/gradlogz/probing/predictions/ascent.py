@@ -16,11 +16,24 @@ from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import NOTHING_MEASURED, beyond_the_null, conclude, judge, measured, median_detail, random_band
 from ..inside.events import Event, ForwardOutput
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
 from ..statistics import Sums, bootstrap, sums_of
-from .observables.moved_tokens import DRAWS, LARGE, LEAST, PART, TIMES, Site, rotated, sites_of
+from .observables.moved_tokens import (
+    DERIVATION,
+    DRAWS,
+    INTERESTING,
+    LARGE,
+    LEAST,
+    PART,
+    TIMES,
+    Site,
+    rotated,
+    scaled,
+    sites_of,
+)
 
 STEPS = ("best", "own", "permuted")
 COLUMNS = ("tokens", *STEPS, "rises", "change", "radial", "lengths", *range(DRAWS))  # type: ignore[var-annotated]
@@ -72,6 +85,9 @@ DECLARATION = Declaration(
         f"To first order the gain is the cosine of update and gradient; {LEAST:g} is the bound of the tie of the "
         "matrices, too. The verdict on the model is that of more than half of its layers."
     ),
+    bounds={f"{LEAST:g}": DERIVATION},
+    interesting=f"An excess of {INTERESTING:g}: a tenth of the update, by length, climbs straight up.",
+    power=planted_power("ascent"),
     quantities={
         GAIN: Quantity("1", "Δ±G(T) / Δ±G(|D| ∇G/|∇G|)"),
         PERMUTED: Quantity("1", "Δ±G(T of another token) / Δ±G(|D| ∇G/|∇G|)"),
@@ -117,8 +133,8 @@ def _columns(site: Site) -> Float[Tensor, "b 2 k"] | None:
     with torch.no_grad():
         T, D = site.tangential(site.update), site.update
         g, length = site.tangential(g), D.norm(dim=-1, keepdim=True)
-        other = _scaled(site.tangential(site.other), T.norm(dim=-1, keepdim=True))
-        steps = torch.stack((_scaled(g, length), T, other))
+        other = scaled(site.tangential(site.other), T.norm(dim=-1, keepdim=True))
+        steps = torch.stack((scaled(g, length), T, other))
         # All versions are computed at once, as additional tokens at the same positions.
         moved = torch.cat((site.on_sphere(steps), site.on_sphere(-steps)))
         raw = site.stream + torch.stack((torch.zeros_like(D), D, D - T))
@@ -146,10 +162,6 @@ def _gradient(site: Site) -> Float[Tensor, "b r D"] | None:
         else:
             (g,) = torch.autograd.grad(q, moved, site.key_mean.to(q.dtype))
     return g
-
-
-def _scaled(step: Float[Tensor, "b r D"], length: Float[Tensor, "b r 1"]) -> Float[Tensor, "b r D"]:
-    return step * (length / step.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny))
 
 
 def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:
@@ -190,7 +202,7 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
         rows += measured(layer, GAIN, bootstrap(RATIOS[PERMUTED], every), 0)
         for quantity, part in zip((EXCESS, ORDINARY), sums.totals[0], strict=True):
             draws = part[-DRAWS:] / part[COLUMNS.index("lengths")]
-            rows.append(random_band(layer, quantity, draws)[0]._replace(head=None))
+            rows.append(random_band(layer, quantity, draws))
     others = [] if baseline is None else evaluate(baseline.state, baseline.model)
     return rows + [m for m in others if m.quantity == RISES]
 

@@ -69,8 +69,8 @@ DECLARATION = Declaration(
         "unknown.",
         f'The "{LABELS[SHIFTED]}" takes the log normaliser of each head (minus log n) from a different row of the same '
         "text, one row for each head: the cost if heads were independent.",
-        "Null: matched models, with the 95 % prediction band of one more draw. Untrained heads cost almost nothing, "
-        "because their logits are small.",
+        "Null: the matched baseline, with the 95 % prediction band of one more draw. Untrained heads cost almost "
+        "nothing, because their logits are small.",
         "The theory has two readings. In one, heads are one mixture, and equal weights cost KL(uniform‖r) [theory "
         "6.2]; in the other each head is a family of its own, and there is no cost [theory 3.9]. The cost is therefore "
         "described and not tested.",
@@ -135,7 +135,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Mean costs of matched models."""
+    """Mean costs in the matched baseline."""
     return matched_null(baseline, COLUMNS)
 
 

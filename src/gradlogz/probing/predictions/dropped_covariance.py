@@ -22,6 +22,7 @@ from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, beyond_the_null, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity
@@ -75,6 +76,14 @@ DECLARATION = Declaration(
     decision_rule=(
         "The average over layers is judged, for the model as a whole. Single layers are reported and not judged."
     ),
+    bounds={
+        f"{LEAST:g}": (
+            f"Half of {2 * LEAST:g}, the smallest correlation called interesting, which explains "
+            f"{(2 * LEAST) ** 2:.0%} of the variance of the loss that the controls leave."
+        )
+    },
+    interesting=f"A partial correlation of {2 * LEAST:g}.",
+    power=planted_power("dropped_covariance"),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss | log n, log f, previous loss)"),
         LENGTH: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss | log n)"),

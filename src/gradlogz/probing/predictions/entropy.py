@@ -23,6 +23,7 @@ from ..hypothesis_tests import (
     median_detail,
 )
 from ..inside.events import Attended, Event, ForwardOutput
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Finding, Label, Quantity, Remark
@@ -58,8 +59,8 @@ DECLARATION = Declaration(
     title="Entropy below baseline",
     kind=BEYOND,
     claim=(
-        "Training lowers the entropy of attention beyond the effect of scale: heads are more selective than random "
-        "matrices of the same spectra."
+        "The orientation of QK matrices lowers the entropy of attention: heads are more selective than randomly "
+        "oriented matrices of the same spectra."
     ),
     formula=(
         "normalised entropy H / log n of the attention weights, mean over the rows of a head; n: visible keys of a row"
@@ -70,8 +71,11 @@ DECLARATION = Declaration(
         FORMULAS,
         "The theory does not state this claim. It is tested because most statistics of attention follow the size of "
         "the logits: larger random matrices have lower entropy, too. Null of every quantity of a head: its mean over "
-        "matched models, with the 95 % prediction band of one more draw. The mean entropy of a layer is compared with "
-        "the random-weights baseline, which is the state before training.",
+        "draws of the matched baseline, with the 95 % prediction band of one more draw. The mean entropy of a "
+        "layer is compared with the random-weights baseline, which is the state before training.",
+        "The null keeps the spectra of the QK matrices and the tokens, not the variance of the logits: query and key "
+        "matrices that both follow the principal axes of the tokens pass, trained or not. The claim is about this "
+        "orientation, not about the use of attention.",
         f"The result has an alert if the mean normalised entropy of a layer is below {COLLAPSE:g}, if more than half "
         f"of the heads of a layer have a mean weight above {SINK:g} on the first key (sink), or if a logit is above "
         f"{LOGIT:g}.",
@@ -80,6 +84,16 @@ DECLARATION = Declaration(
         "The difference to the matched baseline is tested against 0 with the sampling error of the value and the "
         "variance over draws; its size is the effect. The verdict on the model is that of more than half of its heads."
     ),
+    bounds={
+        f"{COLLAPSE:g} (alert)": (
+            "Of the entropy of uniform weights. The lowest layer of two pretrained models has 0.24 (SmolLM2) and 0.50 "
+            "(MiniLM) of it; [zhai23] describe the collapse without a threshold."
+        ),
+        f"{SINK:g} (alert)": "The weight on the first key above which [gu25] count a head as a sink.",
+        f"{LOGIT:g} (alert)": "The logit at which [kimi25] clip queries and keys in training.",
+    },
+    interesting="Any significant difference to the matched baseline; there is no bound.",
+    power=planted_power("entropy"),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
         "logit variance": Quantity("nats²", "Σ a (s − Σ a s)²"),
@@ -172,7 +186,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Bands of heads over matched models; values of layers in the random-weights baseline."""
+    """Bands of heads over the draws of the matched baseline; values of layers in the random-weights baseline."""
     untrained = [] if baseline is None else evaluate(baseline.state, baseline.model)
     return [m for m in untrained if m.head is None] + matched_null(baseline, {*COLUMNS, RANK})
 

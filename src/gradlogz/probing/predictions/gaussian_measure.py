@@ -25,6 +25,7 @@ from ..hypothesis_tests import (
     median_detail,
 )
 from ..inside.events import Attended, Event, ForwardOutput
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity, Remark
@@ -102,6 +103,23 @@ DECLARATION = Declaration(
         "Keys that are random projections of tokens are nearly Gaussian without training. The verdict on the model is "
         "that of more than half of its heads."
     ),
+    bounds={
+        f"{BOUND:g} (deficit)": (
+            f"The attended mean is then wrong by sqrt({BOUND:g}), a third of its length, beyond sampling error."
+        ),
+        f"{INFORMED:g} nats": (
+            "To second order the information is half of the variance of the logits, here 0.2; with less, the formula "
+            "is mostly its first order in the logits, which holds for keys of any distribution."
+        ),
+        f"{POWER:g}": (
+            f"Below it the sampling error of Gaussian keys is at least {(1 - POWER) / POWER:g} times what the formula "
+            "explains."
+        ),
+    },
+    interesting=(
+        "A deficit of 0.3 (keys of Student's t distribution with 5 degrees of freedom) refutes; Gaussian keys support."
+    ),
+    power=planted_power("gaussian_measure"),
     quantities={
         EXPLAINED: Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²"),
         DEFICIT: Quantity("1", "explained variance of Gaussian keys − that of the keys"),

@@ -24,6 +24,7 @@ from ..runs.judgement import Judgement, Measured
 from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity
 from ..statistics import (
     SAMPLE,
+    Estimate,
     Sample,
     Sums,
     bootstrap,
@@ -49,7 +50,7 @@ from .observables.gaussianity_tests import (
     SHARED,
     SLICED,
     ProjectedTokens,
-    gaussian_clouds,
+    gaussian_samples,
     largest_square,
     places_of,
     project,
@@ -131,9 +132,10 @@ DECLARATION = Declaration(
         "similarity of tokens within a text, but no repeated words. These samples are the null of every statistic that "
         "compares the tokens with a Gaussian, except the excess, from which their mean is subtracted.",
         "Random-weights baseline: it is the null of trend and excess, of the weight a_ii and of the share of the mean "
-        "token. Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes. W² of a "
-        "Gaussian sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n "
-        "tokens, the mean over Gaussian samples is therefore multiplied by n / n'.",
+        "token. Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes; those "
+        "of the trend are computed for Fisher's z = artanh(trend), so that they do not exceed ±1. W² of a Gaussian "
+        "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
+        "mean over Gaussian samples is therefore multiplied by n / n'.",
     ),
     decision_rule=(
         "The value of the model is its trend. For comparison, W² to the normal distribution is 0.008 for a logistic, "
@@ -209,12 +211,12 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
     rows, excesses = [], []
     for layer, tokens in _layers(state):
         rows += _beside(layer, tokens, state)
-        cloud = tokens.cleaned(model.computed)
-        if cloud is None:
+        projected = tokens.cleaned(model.computed)
+        if projected is None:
             rows.append(absent(layer, f"{EXCESS}, {CLEANED}"))
         else:
-            parts = _parts(cloud, shape)
-            excesses.append(excess(parts, _gaussian(cloud, model)[LARGEST].mean()))
+            parts = _parts(projected, shape)
+            excesses.append(excess(parts, _gaussian(projected, model)[LARGEST].mean()))
             rows += _shapes(layer, parts) + _excess(layer, CLEANED, excesses[-1])
         everything = tokens.all()
         if everything is not None:
@@ -226,16 +228,16 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
     """Gaussian samples; for trend, excess, mean fraction and self weight the random-weights baseline."""
     rows, excesses = [], []
     for layer, tokens in _layers(state):
-        cloud = tokens.cleaned(model.computed)
-        for name, draws in {} if cloud is None else _gaussian(cloud, model).items():
+        projected = tokens.cleaned(model.computed)
+        for name, draws in {} if projected is None else _gaussian(projected, model).items():
             low, usual, high = (float(end) for end in band_of_draws(_unsquared(name, draws), level=0.95))
             rows.append(Measured(layer, None, f"{name}, {CLEANED}", usual, low, high))
     of_baseline = State() if baseline is None else baseline.state
     for layer, tokens in _layers(of_baseline):
         rows += _beside(layer, tokens, of_baseline)
-        cloud, everything = tokens.cleaned(model.computed), tokens.all()
-        if cloud is not None:
-            excesses.append(_mean_excess(cloud, model.seed))
+        projected, everything = tokens.cleaned(model.computed), tokens.all()
+        if projected is not None:
+            excesses.append(_mean_excess(projected, model.seed))
             rows += _excess(layer, CLEANED, excesses[-1])
         rows += [] if everything is None else _excess(layer, ALL, _mean_excess(everything, model.seed))
     return rows + _trend(excesses)
@@ -244,7 +246,10 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
 def verdict(findings: list[Finding]) -> Judgement:
     """Describe the trend over depth."""
     reported = {CLEANED: f"{EXCESS}, {CLEANED}", ALL: f"{EXCESS}, {ALL}", SELF: SELF, MEAN: MEAN}
-    return describe(findings, TREND, details=[median_detail(key, findings, name) for key, name in reported.items()])
+    details = [median_detail(key, findings, name) for key, name in reported.items()]
+    trend = [f for f in findings if f.quantity == TREND]
+    judgement = describe(findings, TREND, details=details)
+    return judgement._replace(low=trend[0].low, high=trend[0].high) if len(trend) == 1 else judgement
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
@@ -329,14 +334,14 @@ def _layers(state: State) -> Iterator[tuple[str, _Tokens]]:
                 yield layer, _Tokens(x, documents, positions, groups, types, massive)
 
 
-def _gaussian(cloud: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
+def _gaussian(projected: ProjectedTokens, model: Probed) -> dict[str, Tensor]:
     """Shape statistics of Gaussian samples, drawn once."""
 
     def compute() -> dict[str, Tensor]:
-        drawn = gaussian_clouds(cloud, DRAWS, torch.Generator().manual_seed(model.seed))
-        return shape(drawn, cloud.axes)
+        drawn = gaussian_samples(projected, DRAWS, torch.Generator().manual_seed(model.seed))
+        return shape(drawn, projected.axes)
 
-    return model.computed.once(cloud.features, "Gaussian clouds", compute)
+    return model.computed.once(projected.features, "Gaussian samples", compute)
 
 
 class _Parts(NamedTuple):
@@ -347,9 +352,9 @@ class _Parts(NamedTuple):
     counts: Int[Tensor, " g"]
 
 
-def _parts(cloud: ProjectedTokens, function: Callable[[Tensor, int], dict[str, Tensor]]) -> _Parts:
-    counts, masks = _without_groups(cloud.groups)
-    each = [function(cloud.features[keep], cloud.axes) for keep in masks]
+def _parts(projected: ProjectedTokens, function: Callable[[Tensor, int], dict[str, Tensor]]) -> _Parts:
+    counts, masks = _without_groups(projected.groups)
+    each = [function(projected.features[keep], projected.axes) for keep in masks]
     statistics = {name: torch.stack([part[name] for part in each]) for name in each[0]}
     return _Parts(statistics, torch.stack([keep.sum() for keep in masks]), counts)
 
@@ -359,10 +364,10 @@ def excess(parts: _Parts, of_samples: Float[Tensor, ""]) -> tuple[Float[Tensor, 
     return parts.statistics[LARGEST] - of_samples.double() * (parts.sizes[0] / parts.sizes), parts
 
 
-def _mean_excess(cloud: ProjectedTokens, seed: int) -> tuple[Float[Tensor, " v"], _Parts]:
-    drawn = gaussian_clouds(cloud, FEWER, torch.Generator().manual_seed(seed))
-    parts = _parts(cloud, lambda features, axes: {LARGEST: largest_square(features, axes)})
-    return excess(parts, largest_square(drawn, cloud.axes).mean())
+def _mean_excess(projected: ProjectedTokens, seed: int) -> tuple[Float[Tensor, " v"], _Parts]:
+    drawn = gaussian_samples(projected, FEWER, torch.Generator().manual_seed(seed))
+    parts = _parts(projected, lambda features, axes: {LARGEST: largest_square(features, axes)})
+    return excess(parts, largest_square(drawn, projected.axes).mean())
 
 
 def _excess(layer: str, which: str, versions: tuple[Float[Tensor, " v"], _Parts]) -> list[Measured]:
@@ -389,7 +394,19 @@ def _trend(excesses: list[tuple[Float[Tensor, " v"], _Parts]]) -> list[Measured]
     depths = torch.arange(len(excesses), dtype=torch.float64)
     centre = (len(excesses) - 1) / 2
     trend = ((ranks - centre) * (depths - centre)).sum(-1) / (depths - centre).square().sum()
-    return measured("", TREND, jackknifed(trend[0], trend[1:], parts.counts), parts.sizes[0])
+    return measured("", TREND, _correlation(trend, parts.counts, len(excesses)), parts.sizes[0])
+
+
+def _correlation(values: Float[Tensor, " v"], counts: Int[Tensor, " g"], n: int) -> Estimate:
+    """Rank correlation of n values with its jackknife interval on the scale of Fisher's z = artanh, within ±1.
+
+    Correlations of ±1 are taken half a step inwards; a step is the effect of one exchange of neighbours, 12/(n³ - n).
+    """
+    estimate = jackknifed(values[0], values[1:], counts)
+    most = 1 - 6 / (n**3 - n)
+    z = values.clamp(-most, most).atanh()
+    _, low, high, *_ = jackknifed(z[0], z[1:], counts)
+    return estimate._replace(low=torch.minimum(low.tanh(), values[0]), high=torch.maximum(high.tanh(), values[0]))
 
 
 def _unsquared(name: str, value: Tensor) -> Tensor:

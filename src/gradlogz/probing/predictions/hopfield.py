@@ -24,6 +24,7 @@ from ..hypothesis_tests import (
     measured,
 )
 from ..inside.events import Attended, Event, ForwardOutput
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity, Remark
@@ -51,8 +52,8 @@ DECLARATION = Declaration(
     title="Hopfield retrieval",
     kind=BEYOND,
     claim=(
-        f"Training makes heads retrieve fewer patterns than the scale of their weights does: {100 * MASS:g} % of the "
-        "attention weight lies on fewer keys than with random matrices of the same spectra."
+        f"Heads retrieve fewer patterns than the scale of their weights makes them: {100 * MASS:g} % of the attention "
+        "weight lies on fewer keys than with randomly oriented matrices of the same spectra."
     ),
     formula=(
         f"share k / n of the n visible keys of a row, k the smallest number of keys that hold {100 * MASS:g} % of its "
@@ -66,14 +67,18 @@ DECLARATION = Declaration(
         "patterns are the visible keys, and att is their attention-weighted mean, whatever the values are; beta is the "
         "scale. A learned sink is one more pattern, at the origin: its logit does not depend on the query, and it adds "
         "nothing to the mean.",
-        "Null: matched models, with the 95 % prediction band of one more draw. The share and the normalised entropy "
-        "rank heads almost alike (rank correlation 0.97 over the heads of all-MiniLM-L6-v2), so that this claim and "
-        "that on the entropy are not independent evidence. The classes of heads describe; they are not tested.",
+        "Null: the matched baseline, with the 95 % prediction band of one more draw; as for the entropy, it does not "
+        "keep the variance of the logits. The share and the normalised "
+        "entropy rank heads almost alike (rank correlation 0.97 over the heads of all-MiniLM-L6-v2), so that this "
+        "claim and that on the entropy are not independent evidence. The classes of heads describe; they are not "
+        "tested.",
     ),
     decision_rule=(
         "The difference to the matched baseline is tested against 0 with the sampling error of the value and the "
         "variance over draws; its size is the effect. The verdict on the model is that of more than half of its heads."
     ),
+    interesting="Any significant difference to the matched baseline; there is no bound.",
+    power=planted_power("hopfield"),
     quantities={
         HELD: Quantity("share of keys", f"k / n,  k keys hold {100 * MASS:g} %"),
         COUNT: Quantity("keys", f"k that hold {100 * MASS:g} %"),
@@ -172,7 +177,7 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Bands of heads over matched models."""
+    """Bands of heads over the draws of the matched baseline."""
     return matched_null(baseline, {HELD, COUNT, *CLASS_NAMES, RETRIEVAL})
 
 

@@ -52,6 +52,12 @@ DECLARATION = Declaration(
         "empirical claim.",
     ),
     decision_rule=f"A head is exact if its error is at most {LIMIT:g}. One head that is not exact refutes the claim.",
+    bounds={
+        f"{LIMIT:g}": (
+            f"Rounding errors of a sum of n terms of random sign are about sqrt(n) units: {LIMIT:g} for "
+            f"{LIMIT**2:,.0f} keys. A layer that is captured wrongly has errors of 1/eps units, millions."
+        )
+    },
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
     statistic="largest error",
     number="{:.3g} rounding units",

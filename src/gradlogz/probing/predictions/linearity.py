@@ -18,7 +18,15 @@ from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import DESCRIPTIVE, Declaration, Finding, Label, Quantity, Remark
-from ..statistics import Comoments, Estimate, Fit, GroupMoments, affine_fit, jackknife
+from ..statistics import (
+    Comoments,
+    Estimate,
+    Fit,
+    GroupMoments,
+    affine_fit,
+    affine_fits,
+    jackknife,
+)
 from .observables.batch_moments import bytes_of_moments, token_moments
 
 HELD_OUT, IN_SAMPLE, COORDINATES = "held-out R²", "in-sample R²", "median in-sample R² of coordinates"
@@ -153,7 +161,8 @@ def _measured(name: str, layer_state: LayerState) -> list[Measured]:
     inputs = layer_state.inputs
     stream = inputs if layer_state.stream is None else layer_state.stream
     tokens = inputs.tokens.sum()
-    fit, residual_fit = affine_fit(inputs), affine_fit(with_residual(stream))
+    fit_of_stream, residual_fit = affine_fits(stream)
+    fit = fit_of_stream if stream is inputs else affine_fit(inputs)
     rows = measured(name, HELD_OUT, _held_out(fit), tokens)
     rows += measured(name, WITH_RESIDUAL, _held_out(residual_fit), tokens)
     rows += measured(name, IDENTITY, jackknife(_identity, stream), tokens)
@@ -172,17 +181,6 @@ def _held_out(fit: Fit) -> Estimate:
     return fit.held_out if bool(fit.extrapolated.value.isnan()) else fit.extrapolated
 
 
-def with_residual(comoments: Comoments) -> Comoments:
-    """Moments of x and x + u, from those of x and u."""
-    return Comoments(tuple(None if m is None else _added(m) for m in comoments.groups))
-
-
-def _added(m: GroupMoments) -> GroupMoments:
-    m = m.unpacked
-    diagonal = m.yy + 2 * _diagonal(m.xy) + _diagonal(m.xx)
-    return m._replace(mean_y=m.mean_x + m.mean_y, xy=m.xx + m.xy, yy=diagonal)
-
-
 def _diagonal(products: Tensor) -> Tensor:
     return products.diagonal(dim1=-2, dim2=-1)
 
@@ -199,7 +197,7 @@ def _distance(m: GroupMoments, B: Tensor) -> Tensor:
 
 
 def _identity(m: GroupMoments) -> Tensor:
-    return 1 - m.spread_y / _added(m).yy.sum(-1)
+    return 1 - m.spread_y / m.spread_of_sum
 
 
 def _anisotropy(m: GroupMoments) -> Tensor:

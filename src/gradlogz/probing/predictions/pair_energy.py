@@ -35,13 +35,15 @@ from ..hypothesis_tests import (
 from ..inside.architecture import Sublayer
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput, Passed
 from ..inside.head_weights import centred
+from ..inside.norm_sphere import norm_of_updates, on_sphere, tangential
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, Sample, Sums, bootstrap, mean, sample_of, sums_of, token_hashes
 from .observables.attention_rows import keys_seen
 from .observables.head_factors import Factors, cosine, factors_of, positive_cosine, products
-from .observables.moved_tokens import DRAWS, norm_of_updates, on_sphere, rotated, tangential
+from .observables.moved_tokens import DRAWS, rotated
 from .observables.residual_stream import Depth, depth_of
 
 TOKENS = 64  # compared in each sequence
@@ -109,6 +111,19 @@ DECLARATION = Declaration(
         f"clusters are means over {SEQUENCES} sequences.",
     ),
     decision_rule="The verdict on the model is that of more than half of the judged layers.",
+    bounds={
+        f"{LEAST:g}": (
+            f"Half of {2 * LEAST:g}, the smallest change called interesting: the rise by a planted step size of about "
+            "0.025, a fortieth of the attended mean."
+        ),
+        f"{TIED:g} (both cosines)": (
+            "The theorem needs 1. At this cosine more than four fifths of the squared norm of a matrix is that of the "
+            "matrix that the theorem assumes, and the increase is of first order in it."
+        ),
+        f"{VISIBLE_ALL:g} (visible keys)": "All keys, up to the rounding of a mean over rows.",
+    },
+    interesting=f"A change of {2 * LEAST:g} nats.",
+    power=planted_power("pair_energy"),
     quantities={
         JUDGED: Quantity("nats", "Δ log Σᵢⱼ exp(β⟨xᵢ, Bxⱼ⟩) over attention"),
         REVERSED: Quantity("nats", "Δ log Σᵢⱼ exp(β⟨xᵢ, Bxⱼ⟩) over attention with −W_v W_o"),
@@ -275,7 +290,7 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
     for each in _judged(state, model):
         if each.changes is not None:
             draws = each.changes[2:].mean(1)
-            rows.append(random_band(each.layer, JUDGED, draws)[0]._replace(head=None))
+            rows.append(random_band(each.layer, JUDGED, draws))
     others = [] if baseline is None else evaluate(baseline.state, baseline.model)
     return rows + [m for m in others if m.quantity not in (JUDGED, REVERSED)]
 
@@ -476,12 +491,12 @@ def _observed(sample: Sample) -> Iterator[Measured]:
     for layer, sequences in sample.vectors.items():
         if layer == COUNT or layer.endswith(UPDATE) or not counts:
             continue
-        clouds = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
+        streams = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
         values = {
-            quantity_name: [OBSERVABLES[name](x, None, None) for x in clouds]
+            quantity_name: [OBSERVABLES[name](x, None, None) for x in streams]
             for name, quantity_name in OBSERVED.items()
         }
-        values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in clouds]
+        values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in streams]
         for quantity, observed in values.items():
             yield Measured(layer, None, quantity, *_interval(torch.stack(observed).double()), sum(counts))
 

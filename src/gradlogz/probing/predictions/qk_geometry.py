@@ -17,16 +17,16 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from ...special.distributions import student_quantile
 from ..batch_pass import BatchPass
 from ..computed import Computed
 from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail, outside
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
-from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed
+from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed, prediction_band
 from .observables.attention_distance import (
     OVER,
     OVER_DETAILS,
@@ -109,6 +109,18 @@ DECLARATION = Declaration(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
         "directly. The verdict on the model is that of more than half of its heads. The other cosines are not judged."
     ),
+    bounds={
+        f"{SUPPORTS:g}": (
+            f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
+            "with W_k = 0.75 W_q + noise, planted, lie at this bound."
+        ),
+        f"{REFUTES:.2f}": (
+            "The value of symmetric matrices whose eigenvalues are positive and negative in equal measure: below it B "
+            "is no nearer to the positive matrices than they are. Random matrices have 0.5."
+        ),
+    },
+    interesting="Any value beyond a bound: there is no sampling error.",
+    power=planted_power("qk_geometry"),
     quantities={
         **_OF_FORMS,
         FISHER: Quantity("1", "cos(P (B + Bᵀ)/2 P, P E Cov_a(z) P)"),
@@ -205,9 +217,8 @@ def null(
             sides = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
             draws = [_alone(_rotated(gram, *sides, turned)) for turned in _rotations(U.shape[-2:], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
-                each = torch.stack(values)
-                arm = student_quantile(torch.tensor(DRAWS - 1.0)) * each.std(0) * math.sqrt(1 + 1 / DRAWS)
-                rows += _rows(layer, quantity + name, each.mean(0), arm)
+                mean, arm = prediction_band(torch.stack(values))
+                rows += _rows(layer, quantity + name, mean, arm)
             for quantity, pairs in in_metrics.rotation_nulls(turn).items():
                 rows += [Measured(layer, h, quantity + name, *band(*each)) for h, each in enumerate(pairs)]
         if fisher is not None and not weights.rotary:

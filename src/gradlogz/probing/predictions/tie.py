@@ -20,6 +20,7 @@ from ..hypothesis_tests import NOTHING_MEASURED, absent, band, beyond_the_null, 
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall
 from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..inside.reprojection import at_tokens, call_on
+from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
@@ -37,7 +38,7 @@ from .observables.attention_distance import (
 from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import on_cpu
 from .observables.head_factors import Factors, Moments, cosine, factors_of, folded, of_unit_tokens, products
-from .observables.moved_tokens import LEAST
+from .observables.moved_tokens import DERIVATION, INTERESTING, LEAST
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
 
@@ -88,6 +89,9 @@ DECLARATION = Declaration(
         "of the gain in `ascent`. The verdict on the model is that of more than half of its heads, aligned or opposed; "
         "unrelated heads are neither."
     ),
+    bounds={f"{LEAST:g}": DERIVATION},
+    interesting=f"A cosine of {INTERESTING:g}: a tenth of the update, by length, is along the gradient.",
+    power=planted_power("tie"),
     quantities={
         **_COSINES,
         LAYER: Quantity("1", "Σ_h ⟨A_h, B_h⟩ / √(Σ_h |A_h|² Σ_h |B_h|²)"),

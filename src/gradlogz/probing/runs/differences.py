@@ -23,8 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
-from ...special.distributions import student_p, student_quantile
-from ..statistics import GROUPS, benjamini_hochberg, interval_of
+from ..statistics import GROUPS, benjamini_hochberg, interval_of, p_values
 from .findings import Findings
 from .records import NAN, Finding, Summary
 from .replicates import place_of
@@ -156,9 +155,9 @@ def _difference(
     else:
         low = value - math.hypot(b.value - b.low, a.high - a.value)
         high = value + math.hypot(b.high - b.value, a.value - a.low)
-    near = abs(value - (low if value > 0 else high))
-    t = student_quantile(freedom) * (abs(value) / near if near else math.nan)
-    return Difference(*place, a.value, b.value, value, low, high, float(student_p(t, freedom)), paired, False, verdicts)
+    numbers = torch.tensor([value, low, high], dtype=torch.float64)
+    p = p_values(numbers[0], numbers[1], numbers[2], freedom) if low < high else NAN
+    return Difference(*place, a.value, b.value, value, low, high, float(p), paired, False, verdicts)
 
 
 def _aligned(a: _Side, b: _Side) -> bool:

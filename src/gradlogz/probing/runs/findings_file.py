@@ -224,7 +224,7 @@ def _declaration(content: Any) -> Declaration | None:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 return None
             fields[name] = tuple(value)
-        elif name in ("quantities", "details", "remarks", "labels", "places"):
+        elif name in ("quantities", "details", "remarks", "labels", "places", "bounds"):
             if not isinstance(value, dict):
                 return None
             parsed = {key: _declared(name, each) for key, each in value.items()}
@@ -244,8 +244,8 @@ def _declaration(content: Any) -> Declaration | None:
 
 
 def _declared(kind: str, content: Any) -> Quantity | Label | str | None:
-    """An entry of the quantities, details, remarks, labels or places of a declaration."""
-    if kind in ("remarks", "labels", "places"):
+    """An entry of the quantities, details, remarks, labels, places or bounds of a declaration."""
+    if kind in ("remarks", "labels", "places", "bounds"):
         return content if isinstance(content, str) else None
     record: type[Quantity] | type[Label] = Quantity if kind == "quantities" else Label
     fields = _fields(record, content) if isinstance(content, dict) else None

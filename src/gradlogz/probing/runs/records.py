@@ -65,7 +65,11 @@ class Declaration(NamedTuple):
         kind: what the claim is: a "prediction" of the theory; a test "beyond the theory", of a statement that the
             theory does not make; "descriptive", with values, intervals and nulls but no test; or a "self-check" of the
             measurement, true of every model. Only predictions are evidence for or against the theory.
-        power: probability of support for planted effects of known size; empty if it was not measured.
+        power: shares of supported and refuted heads or layers for planted effects of known size; empty if they were
+            not measured.
+        bounds: derivation of every number in `supports` and `refutes`, and of further thresholds, by a key that begins
+            with the number.
+        interesting: the smallest effect that is called interesting; the bound is below it, so that it can be found.
     """
 
     title: str
@@ -89,6 +93,8 @@ class Declaration(NamedTuple):
     places: Mapping[str, str] = {}
     kind: str = PREDICTED
     power: str = ""
+    bounds: Mapping[str, str] = {}
+    interesting: str = ""
 
 
 class Finding(NamedTuple):

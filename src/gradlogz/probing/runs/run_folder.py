@@ -4,6 +4,7 @@
     findings.json       rows, claims, tokens and declarations: findings_file.py
     findings.parquet    the rows as a table, if polars is installed
     replicates.safetensors    replicates of the rows, for differences of runs: replicates.py
+    statistics.safetensors    a measurement that is not judged yet: ../measurement_file.py
 
 Writing is atomic: a temporary folder beside the target is flushed to the disk, then renamed. A killed process leaves
 the old run or the new one; if it is killed between two renames, the next reader or writer completes them.

@@ -2,19 +2,28 @@
 
 hash_of         hashes of names: group_of, token_hashes, bootstrap_weights
 Sums            scalars, bootstrapped over documents; mean, ratio, variance, correlation
-Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit
+Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit, affine_fits
 Histogram       counts between fixed edges; quantiles
 Sample          the tokens with the smallest hashes
-Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, benjamini_hochberg
+Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, p_values, facing,
+                benjamini_hochberg; prediction_band of one more draw
 merge           two states into one
 """
 
 from .comoments import Comoments, GroupMoments, comoments_of, jackknife, jackknifed
-from .estimates import Estimate, benjamini_hochberg, interval_of, median_estimate
+from .estimates import (
+    Estimate,
+    benjamini_hochberg,
+    facing,
+    interval_of,
+    median_estimate,
+    p_values,
+    prediction_band,
+)
 from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
 from .merging import merge
-from .regression import Fit, affine_fit, solve
+from .regression import Fit, affine_fit, affine_fits, solve
 from .sample import SAMPLE, Sample, chosen, sample_of
 from .sums import (
     DocumentWeights,
@@ -53,6 +62,7 @@ __all__ = [
     "jackknife",
     "jackknifed",
     "affine_fit",
+    "affine_fits",
     "Fit",
     "solve",
     "Histogram",
@@ -65,5 +75,8 @@ __all__ = [
     "Estimate",
     "interval_of",
     "benjamini_hochberg",
+    "p_values",
+    "facing",
+    "prediction_band",
     "merge",
 ]

@@ -86,6 +86,12 @@ class GroupMoments(NamedTuple):
         part = self.yy.ndim - self.mean_y.ndim
         return self.yy.diagonal(dim1=-2, dim2=-1).sum(-1) if part == 1 else self.yy.sum(-1) if part == 0 else self.yy
 
+    @property
+    def spread_of_sum(self) -> Float[Tensor, "..."]:
+        """Trace of the products of x + y, for x and y of equal size: tr yy + 2 tr xy + tr xx."""
+        xx, xy = (products.diagonal(dim1=-2, dim2=-1).sum(-1) for products in (self.unpacked.xx, self.xy))
+        return self.spread_y + 2 * xy + xx
+
     def _of(self, version: int) -> "GroupMoments":
         return GroupMoments(*(None if field is None else field[version] for field in self))  # type: ignore[arg-type]
 

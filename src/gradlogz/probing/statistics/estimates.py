@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Tensor
-from ...special.distributions import student_quantile
+from ...special.distributions import student_p, student_quantile
 from .hashing import GROUPS
 
 LEVEL = 0.95
@@ -66,6 +66,39 @@ def median_estimate(
 def _median(values: Float[Tensor, "h r"]) -> Float[Tensor, " r"]:
     """Return the median over heads of each replicate."""
     return torch.nanquantile(values.double(), 0.5, 0)
+
+
+def p_values(
+    value: Float[Tensor, "*s"],
+    low: Float[Tensor, "*s"],
+    high: Float[Tensor, "*s"],
+    freedom: Float[Tensor, "*#s"],
+    bound: Float[Tensor, "*#s"] | float = 0.0,
+) -> Float[Tensor, "*s"]:
+    """Return two-sided p-values of value = bound, by Student's t with the standard error of the confidence interval.
+
+    The standard error is the distance to the end of the interval that faces the bound, divided by the quantile.
+    """
+    t = student_quantile(freedom) * (value - bound).abs() / facing(value, low, high, bound)
+    return torch.where(value == bound, 1.0, student_p(t, freedom))
+
+
+def facing(
+    value: Float[Tensor, "*s"], low: Float[Tensor, "*s"], high: Float[Tensor, "*s"], bound: Float[Tensor, "*#s"] | float
+) -> Float[Tensor, "*s"]:
+    """Return the distance of a value to the end of its confidence interval that faces a bound."""
+    return torch.where(value > bound, value - low, high - value)
+
+
+def prediction_band(draws: Float[Tensor, "m *s"]) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+    """Return the mean of m draws and the arm of the 95 % prediction band of one more of them; 0 of a single draw.
+
+    mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      of a normal distribution
+    """
+    m = len(draws)
+    spread = draws.std(0) if m > 1 else torch.zeros_like(draws[0])
+    quantile = student_quantile(torch.tensor(max(m - 1.0, 1.0), dtype=torch.float64)).to(draws)
+    return draws.mean(0), quantile * spread * math.sqrt(1 + 1 / m)
 
 
 def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> Bool[Tensor, "..."]:

@@ -20,6 +20,9 @@ is therefore also predicted by the fit to half of the other groups, and 1 / E is
 This is exact for independent tokens, and removes most of the bias where documents differ. If they are fewer than the
 coordinates and differ strongly, a part of it remains.
 
+The best map from x to x + y is the identity plus the best map from x to y. Its errors are therefore the same, and only
+tr yy and S_g are those of x + y.
+
 All quantities are computed from the moments of the groups, without another pass over the data.
 
 Read next: comoments.py.
@@ -58,34 +61,76 @@ def affine_fit(comoments: Comoments) -> Fit:
     The confidence interval is that of a ratio of sums over groups, conditional on the fits. With fewer than two groups
     the held-out R² is NaN. A negative R² is worse than predicting the mean.
     """
+    return _scored(_filled(comoments), _errors(comoments), comoments.present())
+
+
+def affine_fits(comoments: Comoments) -> tuple[Fit, Fit]:
+    """Return the `affine_fit` of y and that of x + y, for x and y of equal size, at the cost of one."""
+    groups, errors, present = _filled(comoments), _errors(comoments), comoments.present()
+    eye = torch.eye(errors.coefficients.shape[-1]).to(errors.coefficients)
+    moved = errors._replace(coefficients=eye + errors.coefficients)
+    return _scored(groups, errors, present), _scored(groups, moved, present, add_x=True)
+
+
+class _Errors(NamedTuple):
+    """Coefficients of the map of all groups, and squared errors: in sample, E_g, and E_g with half of the other groups.
+
+    held_out, half, k: None with fewer than two groups. k: n / n_half of all groups, [0], and without each, [1:]; NaN if
+    half of the others have too few tokens.
+    """
+
+    coefficients: Float[Tensor, "*h p q"]
+    in_sample: Float[Tensor, "*h"]
+    held_out: Float[Tensor, "g *h"] | None = None
+    half: Float[Tensor, "g *h"] | None = None
+    k: Float[Tensor, " _"] | None = None
+
+
+def _errors(comoments: Comoments) -> _Errors:
+    total, present = comoments.total(), comoments.present()
+    coefficients = solve(total.xx, total.xy)
+    in_sample = _error(total, coefficients)
+    if len(present) < 2:
+        return _Errors(coefficients, in_sample)
+    held = GroupMoments(*(torch.stack(field) for field in zip(*_filled(comoments), strict=True)))
+    others = comoments.unions([[g for g in present if g != left] for left in present])
+    half = comoments.unions([(2 * present)[i + 1 : i + len(present) : 2] for i in range(len(present))])
+    k = _with_each_left_out(others.tokens) / _with_each_left_out(half.tokens)
+    k = torch.where(half.tokens.min() >= 2 * total.xx.shape[-1], k, torch.nan)
+    return _Errors(coefficients, in_sample, _held_out_error(held, others), _held_out_error(held, half), k)
+
+
+def _scored(groups: list[GroupMoments], errors: _Errors, present: list[int], *, add_x: bool = False) -> Fit:
+    """Return the fit with these coefficients and errors; R² is relative to the variation of y, or of x + y."""
+    n, x, y = (torch.stack([getattr(m, name) for m in groups]) for name in ("tokens", "mean_x", "mean_y"))
+    spread = torch.stack([m.spread_of_sum if add_x else m.spread_y for m in groups])
+    y = x + y if add_x else y
+    share = n / n.sum()
+    mean_y, mean_x = (torch.tensordot(share, means, 1) for means in (y, x))
+    intercept = mean_y - (mean_x.unsqueeze(-2) @ errors.coefficients).squeeze(-2)
+    between = (y - mean_y).square().sum(-1)
+    count = n.reshape(-1, *(1,) * (spread.ndim - 1))
+    in_sample = 1 - errors.in_sample / (spread + count * between).sum(0)
+    if errors.held_out is None or errors.half is None or errors.k is None:
+        nothing = torch.full_like(in_sample, torch.nan)
+        unknown = interval_of(nothing, nothing.new_empty(*nothing.shape, 0), torch.zeros_like(nothing))
+        return Fit(errors.coefficients, intercept, in_sample, unknown, unknown)
+    # The mean of a group is farther from that of the others than from that of all groups, by the factor n / (n - n_g).
+    S = spread + count * between * (n.sum() / (n.sum() - count)).square()
+    E, E_half, S = (_with_each_left_out(t) for t in (errors.held_out, errors.half, S))
+    k = errors.k.reshape(-1, *(1,) * (E.ndim - 1))
+    best = (k - 1) / (k / E - 1 / E_half)  # k = 1 if the other groups are too few to be halved
+    scores = (1 - E / S, 1 - torch.where(k > 1, best, torch.nan) / S)
+    estimates = (jackknifed(score[0], score[1:], n, groups=present) for score in scores)
+    return Fit(errors.coefficients, intercept, in_sample, *estimates)
+
+
+def _filled(comoments: Comoments) -> list[GroupMoments]:
+    """Return the moments of each group that has tokens."""
     if all(group is None or group.mean_y is None for group in comoments.groups):
         problem = "comoments contain no products with y"
         raise InputValueError("affine_fit", "comoments", problem, "Pass y to comoments_of.")
-    total, present = comoments.total(), comoments.present()
-    coefficients = solve(total.xx, total.xy)
-    intercept = total.mean_y - (total.mean_x.unsqueeze(-2) @ coefficients).squeeze(-2)
-    in_sample = 1 - _error(total, coefficients) / total.spread_y
-    if len(present) < 2:
-        nothing = torch.full_like(in_sample, torch.nan)
-        unknown = interval_of(nothing, nothing.new_empty(*nothing.shape, 0), torch.zeros_like(nothing))
-        return Fit(coefficients, intercept, in_sample, unknown, unknown)
-    alone = [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
-    held = GroupMoments(*(torch.stack(field) for field in zip(*alone, strict=True)))
-    others = comoments.unions([[g for g in present if g != left] for left in present])
-    half = comoments.unions([(2 * present)[i + 1 : i + len(present) : 2] for i in range(len(present))])
-    n = held.tokens.reshape(-1, *(1,) * (held.spread_y.ndim - 1))
-    S = held.spread_y + n * (held.mean_y - others.mean_y).square().sum(-1)
-    E, E_half, S = (_with_each_left_out(t) for t in (_held_out_error(held, others), _held_out_error(held, half), S))
-    k = _with_each_left_out(others.tokens) / _with_each_left_out(half.tokens)
-    k = torch.where(half.tokens.min() >= 2 * total.xx.shape[-1], k, torch.nan).reshape(-1, *(1,) * (E.ndim - 1))
-    best = (k - 1) / (k / E - 1 / E_half)  # k = 1 if the other groups are too few to be halved
-    scores = (1 - E / S, 1 - torch.where(k > 1, best, torch.nan) / S)
-    return Fit(
-        coefficients,
-        intercept,
-        in_sample,
-        *(jackknifed(score[0], score[1:], held.tokens, groups=present) for score in scores),
-    )
+    return [group.unpacked for group in comoments.groups if group is not None and bool(group.tokens > 0)]
 
 
 def _with_each_left_out(terms: Float[Tensor, "g *h"]) -> Float[Tensor, "_ *h"]:

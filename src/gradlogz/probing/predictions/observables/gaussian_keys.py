@@ -42,7 +42,7 @@ class GaussianRow(NamedTuple):
     missed: Float[Tensor, "*b"]
 
 
-def gaussian_row(n: Float[Tensor, "*b"], variance: Float[Tensor, "*b"], longest: int) -> GaussianRow:
+def gaussian_row(n: Float[Tensor, "*#b"], variance: Float[Tensor, "*#b"], longest: int) -> GaussianRow:
     """Expectations for n keys, n at most `longest` and at least 4, interpolated in log n and the standard deviation."""
     n, variance = torch.broadcast_tensors(n, variance)
     octaves = max(math.ceil(math.log2(longest / LEAST)), 1)

@@ -105,15 +105,15 @@ def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor
     return _wasserstein(_sorted(torch.cat((z @ _directions(z), z), -1).mT)).amax(-1)
 
 
-def gaussian_clouds(cloud: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
+def gaussian_samples(projected: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
     """Gaussian samples over the same documents, with the covariances between and within documents, in float32."""
-    f = cloud.features
-    kinds, index = cloud.documents.unique(return_inverse=True)
+    f = projected.features
+    kinds, index = projected.documents.unique(return_inverse=True)
     B, W = (_root(C).float().cpu() for C in variances(f, index))
     u = torch.randn(draws, len(kinds), f.shape[1], generator=generator) @ B
     e = torch.randn(draws, *f.shape, generator=generator) @ W
     x = (u[:, index.cpu()] + e).to(f.device)
-    for index_of_class in cloud.classes:
+    for index_of_class in projected.classes:
         x = without_means(x, index_of_class)
     return x
 

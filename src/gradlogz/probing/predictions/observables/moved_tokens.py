@@ -1,8 +1,6 @@
 """Sampled tokens of attention layers, moved in the residual stream: their log normalisers and updates, keys fixed.
 
-    P x           token without its mean if the norm centres; the norm that reads the updated stream, before or after it
-    tangential    D - mean - <D, n> n,    n = P x / |P x|           part of a step that this norm does not undo
-    on_sphere     |P x| P(x + D) / |P(x + D)| + mean of x           the norm without gain and bias; leaves x where it is
+Steps are taken along the sphere of the norm that reads the updated stream (../../inside/norm_sphere.py).
 
 Layers run again only after the pass, because their modules are observed during it.
 
@@ -20,13 +18,21 @@ from ....attention.functional import attend
 from ....attention.in_models.intercepted_calls import WIDTH
 from ....attention.result import Attention
 from ...batch_pass import BatchPass
-from ...inside.architecture import Norm, Sublayer
+from ...inside.architecture import Norm
 from ...inside.events import Attended, AttentionArguments, Event, ForwardOutput, LayerCall, Passed
+from ...inside.norm_sphere import centred, norm_of_updates, on_sphere, tangential
 from ...inside.reprojection import at_tokens, queries_of
 from .attention_rows import applies, at, chosen, log_weights_of
 
 PART = 16  # one token in PART is sampled
-LEAST = 0.05  # smallest cosine of updates and gradients that counts, and smallest share of a step of equal norm
+LEAST = 0.05  # bound on the cosine of updates and gradients, and on the share of a step of equal norm
+INTERESTING = 2 * LEAST  # smallest effect that is called interesting
+DERIVATION = (  # of the bound, for the claims that share it
+    f"Half of {INTERESTING:g}, the smallest effect called interesting. The test against a bound b finds an effect of "
+    "2 b with a probability of 80 % if b is at least 2.8 standard errors (1.96 + 0.84) and the band of the null ends "
+    "below b. The band is the wider limit in small models: under random rotations a cosine has a standard deviation "
+    "that decreases with the width."
+)
 DRAWS = 20  # random rotations of the updates
 LARGE, TIMES = 100.0, 1000.0  # a massive activation, relative to the median of its token
 
@@ -51,9 +57,7 @@ class Site(NamedTuple):
     @property
     def ordinary(self) -> Bool[Tensor, "b r"]:
         """Sampled tokens that are not the first of their sequence and have no massive activation."""
-        size = self.stream.abs()
-        largest, median = size.amax(-1), size.median(-1).values
-        return self.valid & (self.places > 0) & ~((largest > LARGE) & (largest >= TIMES * median))
+        return self.valid & (self.places > 0) & ~massive(self.stream)
 
     def tangential(self, step: Float[Tensor, "*k b r D"]) -> Float[Tensor, "*k b r D"]:
         """Part of a step that the norm does not undo; all of it without a norm."""
@@ -65,7 +69,7 @@ class Site(NamedTuple):
 
     def centred(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Tokens without their mean over features if the norm subtracts it."""
-        return _centred(x, self.norm)
+        return centred(x, self.norm)
 
     def queries(self, streams: Float[Tensor, "k b r D"]) -> Float[Tensor, "b h kr d"] | None:
         """Queries of k versions of the tokens; None if the layer computes its own logits."""
@@ -109,31 +113,16 @@ def sites_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, S
     return batch_pass.once(event, "sites", lambda: _sites(event, batch_pass))
 
 
-def norm_of_updates(sublayer: Sublayer) -> Norm | None:
-    """The norm that reads the updated residual stream: before the next branch of its kind, or after the sum."""
-    return sublayer.reads or sublayer.follows
+def scaled(step: Float[Tensor, "... D"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
+    """Steps of these lengths in the same directions."""
+    return step * (length / step.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny))
 
 
-def tangential(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
-    """Part of a step from x that a norm does not undo; all of it without a norm."""
-    if norm is None:
-        return step
-    n, step = _centred(x, norm), _centred(step, norm)
-    n = n / n.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(n.dtype).tiny)
-    return step - (step * n).sum(-1, keepdim=True) * n
-
-
-def on_sphere(x: Float[Tensor, "... D"], step: Float[Tensor, "... D"], norm: Norm | None) -> Float[Tensor, "... D"]:
-    """Tokens x after a step, projected back to the sphere of a norm without its gain and bias."""
-    if norm is None:
-        return x + step
-    still, moved = _centred(x, norm), _centred(x + step, norm)
-    length = moved.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)
-    return moved * (still.norm(dim=-1, keepdim=True) / length) + (x - still)
-
-
-def _centred(x: Float[Tensor, "..."], norm: Norm | None) -> Float[Tensor, "..."]:
-    return x - x.mean(-1, keepdim=True) if norm is not None and norm.centres else x
+def massive(x: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:
+    """True for tokens with a massive activation."""
+    size = x.abs()
+    largest, median = size.amax(-1), size.median(-1).values
+    return (largest > LARGE) & (largest >= TIMES * median)
 
 
 def rotated(t: Float[Tensor, "... D"]) -> Float[Tensor, "... r D"]:
@@ -171,7 +160,7 @@ def _site(
     empty = call.query.new_zeros(*call.query.shape[:2], 0, call.query.shape[3])  # queries are computed again
     x, D, other = (
         at(t.unsqueeze(1), index).squeeze(1)
-        for t, index in ((passed.stream, places), (passed.update, places), (passed.update, _others(places, known)))
+        for t, index in ((passed.stream, places), (passed.update, places), (passed.update, other_places(places, known)))
     )
     return Site(
         at_tokens(layer_call, places), places, valid, call._replace(query=empty),
@@ -180,7 +169,7 @@ def _site(
     )  # fmt: skip
 
 
-def _others(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
+def other_places(places: Int[Tensor, "b r"], known: Bool[Tensor, "b n"]) -> Int[Tensor, "b r"]:
     """Position of another token of the same row for each token, half a row away."""
     n = known.sum(1, keepdim=True).clamp(min=1)
     first = known.int().argmax(1, keepdim=True)  # rows may be padded on the left

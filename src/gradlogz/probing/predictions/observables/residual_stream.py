@@ -88,6 +88,17 @@ def _arrived(layer: str, attention: bool, stream: Tensor, here: _Progress) -> De
     return Depth(layer, attention, here.stack, stream.reshape(shape), here.mask)
 
 
+def in_sequences(event: Passed, batch_pass: BatchPass) -> Passed | None:
+    """The branch with tensors [b, n, D], which some models flatten to [b n, D]; None if it has other rows."""
+    b, ids = len(batch_pass.batch.keys), batch_pass.batch.inputs.get("input_ids")
+    if event.stream.ndim == 3 and len(event.stream) == b:
+        return event
+    if event.stream.ndim != 2 or ids is None or len(event.stream) != ids.numel():
+        return None
+    parts = {name: getattr(event, name).unflatten(0, ids.shape) for name in ("stream", "input", "update", "after")}
+    return event._replace(**parts)
+
+
 def stack_of(layer: str) -> str:
     """Common prefix of the names of the sublayers of a stack: the part before the first number."""
     return re.split(r"[.]?[0-9]", layer)[0]

@@ -1,4 +1,4 @@
-"""Matched models have the spectra of a model, head by head, and compute something else."""
+"""Redrawn models have the spectra of a model, head by head, and compute something else."""
 
 import copy
 
@@ -6,21 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from gradlogz.probing.hypothesis_tests import matched_null
-from gradlogz.probing.inside.architecture import Architecture
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.head_weights import HeadWeights
-from gradlogz.probing.inside.random_models import MatchedModels
+from gradlogz.probing.inside.redrawn_models import RedrawnModels
 from gradlogz.probing.inside.weights import weights_of
-from gradlogz.probing.prediction import Baseline, Probed
-from gradlogz.probing.runs.judgement import Measured
 from support.architectures import ARCHITECTURES
 from support.tiny_models import output_of
 
 NAMES = ("bert", "albert", "gpt2", "gpt_neox", "llama", "qwen3", "phi3", "t5")
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 CHOSEN = [BY_NAME[name] for name in NAMES if name in BY_NAME]
-NOTHING = Probed("", Architecture((), 0, (), {}, frozenset()), {}, 0)
 
 
 def known(model, inputs):
@@ -46,7 +41,7 @@ def test_spectra_of_heads_are_kept_and_the_function_is_not(architecture):
     before = copy.deepcopy(model.state_dict())
     layout, weights = known(model, inputs)
     expected, output = spectra(weights), output_of(model, inputs)
-    drawn = MatchedModels(model, layout, weights).draw(3)
+    drawn = RedrawnModels(model, layout, weights).draw(3)
     others = known(drawn, inputs)[1]
     for place, values in spectra(others).items():
         torch.testing.assert_close(values, expected[place], rtol=1e-4, atol=1e-5)
@@ -66,7 +61,7 @@ def test_the_architectures_include_fused_rotary_shared_and_grouped_layers():
 def test_norms_biases_and_embeddings_are_kept():
     architecture = BY_NAME["gpt2"]  # whose unembedding is its embedding
     model, inputs = architecture.build(), architecture.inputs()
-    drawn = MatchedModels(model, *known(model, inputs)).draw(0)
+    drawn = RedrawnModels(model, *known(model, inputs)).draw(0)
     other = dict(drawn.named_parameters())
     for name, parameter in model.named_parameters():
         kept = parameter.ndim < 2 or "wte" in name or "wpe" in name
@@ -77,30 +72,18 @@ def test_norms_biases_and_embeddings_are_kept():
 def test_spectra_of_feed_forward_matrices_are_kept():
     architecture = BY_NAME["llama"]
     model, inputs = architecture.build(), architecture.inputs()
-    drawn = MatchedModels(model, *known(model, inputs)).draw(0)
+    drawn = RedrawnModels(model, *known(model, inputs)).draw(0)
     for one, other in zip(model.model.layers, drawn.model.layers, strict=True):
         for name in ("gate_proj", "up_proj", "down_proj"):
             pair = [torch.linalg.svdvals(getattr(m.mlp, name).weight.detach()) for m in (one, other)]
             torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
 
 
-def test_entries_of_heads_may_be_permuted_instead():
-    architecture = BY_NAME["llama"]
-    model, inputs = architecture.build(), architecture.inputs()
-    layout, weights = known(model, inputs)
-    others = known(MatchedModels(model, layout, weights, keep="entries").draw(0), inputs)[1]
-    for layer, each in weights.items():
-        for name in ("query", "key", "value", "output"):
-            one, other = (getattr(w, name) for w in (each, others[layer]))
-            torch.testing.assert_close(*(t.flatten(1).sort(-1).values for t in (one, other)), rtol=1e-5, atol=1e-6)
-            assert not torch.allclose(one, other, atol=1e-3)
-
-
 def test_draws_follow_from_their_seeds():
     architecture = BY_NAME["bert"]
     model, inputs = architecture.build(), architecture.inputs()
     layout, weights = known(model, inputs)
-    models = MatchedModels(model, layout, weights)
+    models = RedrawnModels(model, layout, weights)
     one, other, same = (copy.deepcopy(models.draw(seed).state_dict()) for seed in (1, 2, 1))
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert torch.equal(one[name], same[name])
@@ -122,7 +105,7 @@ def test_singular_vectors_are_uniform():
     model = Sequence().eval()
     inputs = {"x": torch.randn(2, 5, 8)}
     layout, weights = known(model, inputs)
-    models = MatchedModels(model, layout, weights)
+    models = RedrawnModels(model, layout, weights)
     directions = []
     for seed in range(4000):
         block = models.draw(seed).layer.self_attn.in_proj_weight[:4].detach()  # the queries of the first head
@@ -134,21 +117,6 @@ def test_singular_vectors_are_uniform():
     assert ((u.mT @ u / len(u) - expected).abs() < error).all()
 
 
-def test_bands_are_those_of_one_more_draw():
-    """Of normal draws the band holds the next one 95 times in 100, whatever their number."""
-    generator = torch.Generator().manual_seed(0)
-    for m in (3, 20):
-        values = 5 + 2 * torch.randn(4000, m + 1, generator=generator)
-        held = 0
-        for row in values.tolist():
-            draws = tuple([Measured("a", 0, "x", v), Measured("a", None, "y", torch.nan)] for v in row[:-1])
-            (null,) = matched_null(Baseline({}, NOTHING, draws), {"x", "y"})
-            assert null[:3] == ("a", 0, "x")
-            held += null.low <= row[-1] <= null.high
-        assert abs(held / len(values) - 0.95) < 4 * (0.95 * 0.05 / len(values)) ** 0.5
-    assert matched_null(None, {"x"}) == matched_null(Baseline({}, NOTHING, draws[:1]), {"x"}) == []
-
-
 def test_quantised_weights_are_refused():
     architecture = BY_NAME["gpt2"]
     model, inputs = architecture.build(), architecture.inputs()
@@ -156,4 +124,4 @@ def test_quantised_weights_are_refused():
     layer = model.transformer.h[0].mlp.c_fc
     layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="int8"):
-        MatchedModels(model, layout, weights)
+        RedrawnModels(model, layout, weights)

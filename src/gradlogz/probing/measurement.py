@@ -1,0 +1,30 @@
+"""Record of a pass over a corpus: sufficient for all findings, without the model.
+
+Read next: run_probe.py (measures and judges it), measurement_file.py (on disk).
+"""
+
+from typing import Any, NamedTuple
+
+from .corpus.batching import Report
+from .prediction import Baseline, Probed
+from .runs.judgement import Measured
+from .runs.records import Token
+
+
+class Measurement(NamedTuple):
+    """Result of a pass over a corpus: sufficient for all findings, and mergeable with other passes.
+
+    state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
+    matched: {prediction: its values in each draw of the matched baseline}.
+    complete: whether the corpus was read to its end.
+    """
+
+    probed: Probed
+    facts: dict[str, Any]
+    state: dict[str, Any]
+    baseline: Baseline | None
+    matched: dict[str, tuple[list[Measured], ...]]
+    report: Report
+    tokens: list[Token]
+    seconds: dict[str, float]
+    complete: bool

@@ -1,0 +1,164 @@
+"""Matched baseline: attention layers that read their inputs in random rotations.
+
+    z = gain * n + bias                     input of a layer; n: tokens, normalised by the norm whose output it reads
+    queries of gain * (n H_q) + bias        H_q, H_k: independent, uniformly distributed rotations       [mezzadri07]
+    keys    of gain * (n H_k) + bias        of the stream; the mean over features, if the norm subtracts it, stays 0
+
+With B = diag(gain) W_q W_kᵀ diag(gain), the QK matrix on normalised tokens, the logits become those of H_q B H_kᵀ: the
+singular values of every head are kept, its singular vectors are random. Norms of queries and keys, their biases, rotary
+embeddings and shared keys are those of the layer, which is run as it is. The rotations act on the side of the stream:
+no change of basis of queries and keys, and no gain moved between a norm and its matrices, has an effect. Rotations of
+Gaussian matrices are Gaussian: given its inputs, an untrained layer is itself a draw of this null.
+
+Cross-attention has no matched baseline.
+
+Read next: ../hypothesis_tests.py (the band of the draws), ../inside/reprojection.py (layers run again).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..._typing import Float, Tensor
+from ...attention.in_models.intercepted_calls import WIDTH, Call
+from ..batch_pass import BatchPass
+from ..corpus.batching import Batch
+from ..inside.architecture import Architecture, Norm, Sublayer
+from ..inside.events import Attended, Event, LayerCall
+from ..inside.following import arguments_of, follow
+from ..inside.hooks import evaluation_mode, without_cache
+from ..inside.reprojection import call_on
+from ..prediction import Prediction
+from ..statistics import merge
+
+
+class Rotations:
+    """The rotations of one draw, for inputs of every width: independent ones of queries and of keys."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+
+    def rotated(self, z: Float[Tensor, "b n D"], norm: Norm | None, side: int) -> Float[Tensor, "b n D"]:
+        """Return inputs of a layer whose normalised tokens are rotated; side: 0 for queries, 1 for keys."""
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))  # the norm of a token survives in half precision
+        H = self._matrix(wide, side, centres=norm is not None and norm.centres)
+        if norm is None:
+            return (wide @ H).to(z.dtype)
+        gain, bias = norm.gain.to(wide), norm.bias.to(wide)
+        n = torch.where(gain == 0, 0.0, (wide - bias) / gain)
+        return (gain * (n @ H) + bias).to(z.dtype)
+
+    def _matrix(self, z: Float[Tensor, "b n D"], side: int, *, centres: bool) -> Float[Tensor, "D D"]:
+        key = (z.shape[-1], side, centres, z.device, z.dtype)
+        if key not in self._known:
+            generator = torch.Generator().manual_seed(2 * self._seed + side)  # on the CPU: equal on every device
+            self._known[key] = rotation(z.shape[-1], generator, centres=centres).to(z)
+        return self._known[key]
+
+
+def rotation(width: int, generator: torch.Generator, *, centres: bool = False) -> Float[Tensor, "D D"]:
+    """Return a uniformly distributed orthogonal matrix; with `centres` uniform among those that fix (1, ..., 1).
+
+    The signs make the factor of the QR decomposition unique, and thereby uniform  [mezzadri07].
+    """
+    free = width - 1 if centres else width
+    Q, R = torch.linalg.qr(torch.randn(free, free, generator=generator, dtype=torch.float64))
+    Q = Q * R.diagonal().sign()
+    if not centres:
+        return Q
+    H = torch.block_diag(torch.ones(1, 1, dtype=Q.dtype), Q)
+    v = torch.full((width,), width**-0.5, dtype=Q.dtype)
+    v[0] -= 1.0  # the reflection along v exchanges the first axis and (1, ..., 1) / sqrt(D)
+    v = v / v.norm().clamp(min=torch.finfo(v.dtype).tiny)
+    H = H - 2 * torch.outer(v, v @ H)
+    return H - 2 * torch.outer(H @ v, v)
+
+
+class _Layer(NamedTuple):
+    """An attention layer with its inputs."""
+
+    name: str
+    sublayer: Sublayer | None
+    crosses: bool
+    layer_call: LayerCall
+    output_projection: nn.Module | None
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm whose output the layer reads."""
+        return None if self.sublayer is None else self.sublayer.reads or self.sublayer.norm_of_stream
+
+
+class _Complete(Exception):  # noqa: N818 - control flow: every attention layer has been called
+    pass
+
+
+def rotated_statistics(
+    model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction], seeds: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield {prediction: its state} of a batch for each draw: the statistics of its rotated attention calls.
+
+    The model reads the batch once, up to its last attention layer. Layers that compute their own logits, or whose
+    inputs are not among their arguments, have no matched baseline.
+    """
+    layers = _layers(model, architecture, batch)
+    batch_pass = BatchPass(batch)
+    for seed in seeds:
+        rotations = Rotations(seed)
+        state: dict[str, Any] = {p.name: p.empty() for p in predictions}
+        with torch.no_grad(), evaluation_mode(model):
+            for layer in layers:
+                event = _rotated(layer, rotations)
+                if event is None:
+                    continue
+                batch_pass.begin_event()
+                for p in predictions:
+                    added = p.statistics(event, batch_pass)
+                    if added is not None:
+                        state[p.name] = merge(state[p.name], added)
+        yield state
+
+
+def _layers(model: nn.Module, architecture: Architecture, batch: Batch) -> list[_Layer]:
+    """Return the attention layers of a pass with their inputs."""
+    layers: list[_Layer] = []
+    calls = 0
+
+    def store(event: Event) -> None:
+        nonlocal calls
+        if not isinstance(event, Attended):
+            return
+        calls += 1
+        if event.layer_call is not None:
+            about = event.layer, event.sublayer, event.crosses
+            layers.append(_Layer(*about, event.layer_call, event.output_projection))
+        if calls == len(architecture.attention):
+            raise _Complete
+
+    with suppress(_Complete), follow(model, architecture, store, statistics="none"), torch.no_grad():
+        model(**batch.inputs, **without_cache(model))
+    return layers
+
+
+def _rotated(layer: _Layer, rotations: Rotations) -> Attended | None:
+    """Return the attention call of a layer under the rotations of a draw; None if it has no matched baseline."""
+    call = _call(layer, rotations)
+    if call is None:
+        return None
+    call = call._replace(value=call.value[..., :WIDTH])  # outputs are not needed
+    about = layer.name, layer.sublayer, arguments_of(call), call.attend("moments"), layer.crosses
+    return Attended(*about, output_projection=layer.output_projection)
+
+
+def _call(layer: _Layer, rotations: Rotations) -> Call | None:
+    if layer.crosses:  # the norm of its keys is that of the encoder: rotations with the gain would depend on the basis
+        return None
+    known = layer.layer_call
+    tokens = rotations.rotated(known.tokens, layer.norm, 0)
+    of_queries = call_on(known, tokens)
+    of_keys = call_on(known, rotations.rotated(known.tokens, layer.norm, 1))
+    return None if of_queries is None or of_keys is None else of_queries._replace(key=of_keys.key)
