@@ -23,8 +23,8 @@ NO_ALERTS = Thresholds(None, None, None)
 NONE = "no attention"
 COLUMNS = ("observe", "register", "monitor")
 FEW = [
-    ("causal", "llama"), ("causal", "bloom"), ("causal", "kimi_linear"), ("causal", "mamba"), ("seq2seq", "nllb-moe"),
-    ("sound", "wavlm"), ("image", "siglip"),
+    ("causal", "llama"), ("causal", "bloom"), ("causal", "kimi_linear"), ("causal", "rwkv"), ("causal", "mamba"),
+    ("seq2seq", "nllb-moe"), ("sound", "wavlm"), ("image", "siglip"),
 ]  # fmt: skip
 TEXT = """# Architectures
 
@@ -35,11 +35,12 @@ small random model with eager attention. The test that checks it also writes it
 | | meaning |
 |---|---|
 | yes | The output equals that of the model: to 1e-5 of its scale (`observe`, `register`), bitwise (`monitor`) |
-| partly | The same with `strict=False`; named layers (linear attention, say) stay as they are, without statistics |
+| yes; linear | The same; the named layers of linear attention compute as usual, without statistics |
+| partly | The same with `strict=False`; the named layers stay as they are, without statistics |
 | no | An error names the layers, which call no softmax (`register`: do not use the interface of transformers) |
 | no attention | The model has no layer with softmax attention |
 
-`observe` supports {observe} of {built} models completely, `register` {register} and `monitor` {monitor}. The following
+`observe` supports {observe} of {built} models, `register` {register} and `monitor` {monitor}. The following
 could not be built small, or do not run on the inputs of the test, which says nothing about them: {rest}.
 
 | architecture | kind | observe | register | monitor |
@@ -51,7 +52,7 @@ def observed(model, batch, expected, **options):
     with gradlogz.observe(model, **options) as observation:
         output = output_of(model, batch)
     assert distance(output, expected) < 1e-5
-    return len(observation) > 0
+    return len(observation) > 0, observation.without_softmax
 
 
 def registered(model, batch, expected, **options):
@@ -60,7 +61,7 @@ def registered(model, batch, expected, **options):
         assert distance(output_of(model, batch), expected) < 1e-5
     finally:
         gradlogz.attention.unregister(model)
-    return True
+    return True, {}
 
 
 def monitored(model, batch, expected, **options):
@@ -69,23 +70,27 @@ def monitored(model, batch, expected, **options):
             result = model(**batch)
         assert any(isinstance(t, torch.Tensor) and torch.equal(t, expected) for t in result.values())
         m.step()
-    return len(m.row().layers) > 0
+    return len(m.row().layers) > 0, dict.fromkeys(m.row().without_softmax, "linear")
 
 
 def verdict(function, model, batch, expected):
     """Return a cell of the table."""
     try:
-        function(model, batch, expected)
+        _, kinds = function(model, batch, expected)
     except InputError as error:
         classes = dict.fromkeys(re.findall(r"\((\w+)\)", str(error)))
         if not classes:
             return NONE
         try:
-            partly = function(model, batch, expected, strict=False)
+            partly, _ = function(model, batch, expected, strict=False)
         except InputError:
             partly = False
         return f"{'partly' if partly else 'no'}: {', '.join(f'`{name}`' for name in classes)}"
-    return "yes"
+    if not kinds:
+        return "yes"
+    assert set(kinds.values()) == {"linear"}
+    classes = dict.fromkeys(type(model.get_submodule(name)).__name__ for name in kinds)
+    return f"yes; linear: {', '.join(f'`{name}`' for name in classes)}"
 
 
 def cells(kind, name):
@@ -105,7 +110,7 @@ def page():
             except NotBuiltError:
                 rest.append(f"{name} ({kind})")
                 continue
-            counts.update(column for column, cell in zip(COLUMNS, found, strict=True) if cell == "yes")
+            counts.update(column for column, cell in zip(COLUMNS, found, strict=True) if cell.startswith("yes"))
             rows.append(line(kind, name, found))
     numbers = {column: counts[column] for column in COLUMNS}
     head = TEXT.format(version=transformers.__version__, built=len(rows), rest=", ".join(rest), **numbers)

@@ -1,39 +1,61 @@
-"""The table of docs/probe.md has the declared texts: kind, claim, definition of the statistic, and both conditions.
+"""The tables of docs/probe.md have the declared texts: claims, statistics and conditions; bounds and smallest effects.
 
-As a script, this file writes the table again.
+As a script, this file writes the tables again.
 """
 
 from pathlib import Path
+
+import pytest
 
 from gradlogz.probing.predictions import known_predictions
 from gradlogz.probing.runs.records import DESCRIPTIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
-START, END = "<!-- predictions -->\n", "<!-- /predictions -->"
 COLUMNS = ("prediction", "kind", "claim", "definition of the statistic", "supported if", "refuted if")
-HEADING = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
+OF_BOUNDS = ("prediction", "bound", "derivation", "smallest interesting effect")
 
 
-def table():
+def lines(columns, rows):
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    heading = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
+    return heading + "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def predictions():
     rows = []
     for prediction in known_predictions():
         declared = prediction.declaration
         conditions = ["–", "–"] if declared.kind == DESCRIPTIVE else [declared.supports, declared.refutes]
-        cells = [declared.kind, declared.claim, declared.formula, *conditions]
-        rows.append(" | ".join([f"| `{prediction.name}`", *(cell.replace("|", "\\|") for cell in cells)]) + " |\n")
-    return HEADING + "".join(rows)
+        rows.append([f"`{prediction.name}`", declared.kind, declared.claim, declared.formula, *conditions])
+    return lines(COLUMNS, rows)
 
 
-def parts():
-    before, rest = PAGE.read_text(encoding="utf-8").split(START)
-    current, after = rest.split(END)
-    return before, current, after
+def bounds():
+    rows = []
+    for prediction in known_predictions():
+        declared = prediction.declaration
+        if declared.kind != DESCRIPTIVE:
+            derived = declared.bounds or {"the null": "–"}
+            rows += [[f"`{prediction.name}`", *each, declared.interesting or "–"] for each in derived.items()]
+    return lines(OF_BOUNDS, rows)
 
 
-def test_the_probe_page_lists_every_prediction():
-    assert parts()[1] == table()
+TABLES = {"predictions": predictions, "bounds": bounds}
+
+
+def parts(name):
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, rest = PAGE.read_text(encoding="utf-8").split(start)
+    current, after = rest.split(end)
+    return before + start, current, end + after
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_probe_page_lists_every_prediction(name):
+    assert parts(name)[1] == TABLES[name]()
 
 
 if __name__ == "__main__":
-    before, _, after = parts()
-    PAGE.write_text(before + START + table() + END + after, encoding="utf-8")
+    for name, table in TABLES.items():
+        before, _, after = parts(name)
+        PAGE.write_text(before + table() + after, encoding="utf-8")

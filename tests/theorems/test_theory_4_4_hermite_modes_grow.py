@@ -13,7 +13,7 @@ from numpy.polynomial import hermite_e
 
 from gradlogz.dynamics import hermite_growth
 
-THEORY = ("4.4",)
+STATEMENTS = ("E36, 4.4 growth",)
 
 nodes, weights = (torch.tensor(t) for t in hermite_e.hermegauss(120))
 weights = weights / weights.sum()

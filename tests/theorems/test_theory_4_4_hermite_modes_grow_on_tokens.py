@@ -15,7 +15,7 @@ from gradlogz import Ascent, evolve
 from gradlogz.dynamics import hermite_growth, hermite_mode
 from support.scales import close
 
-THEORY = ("4.4",)
+STATEMENTS = ("E36, 4.4 growth",)
 
 F64 = torch.float64
 

@@ -11,7 +11,7 @@ from gradlogz.dynamics import hermite_growth, sphere_growth
 from gradlogz.dynamics.contraction import LayerNorm, SphereProjection
 from support.scales import close
 
-THEORY = ("4.4",)
+STATEMENTS = ("4.4 moments", "4.4 flow")
 
 F64 = torch.float64
 nodes, weights = (torch.tensor(t) for t in hermite_e.hermegauss(48))

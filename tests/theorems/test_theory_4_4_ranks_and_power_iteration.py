@@ -5,7 +5,7 @@ import torch
 import gradlogz
 from support.scales import close
 
-THEORY = ("4.4",)
+STATEMENTS = ("4.4 moments", "4.4 secular")
 
 GENERATOR = torch.Generator().manual_seed(0)
 

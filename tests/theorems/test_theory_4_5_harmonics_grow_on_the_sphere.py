@@ -12,7 +12,7 @@ import torch
 from gradlogz import Ascent, evolve
 from gradlogz.dynamics import sphere_growth
 
-THEORY = ("4.5",)
+STATEMENTS = ("4.5", "4.5 growth")
 
 F64 = torch.float64
 

@@ -10,7 +10,7 @@ from gradlogz import Ascent, evolve
 from gradlogz.dynamics import fastest_degree, harmonic_mode, sphere_growth
 from support.scales import close
 
-THEORY = ("4.5",)
+STATEMENTS = ("4.5 growth",)
 
 F64 = torch.float64
 

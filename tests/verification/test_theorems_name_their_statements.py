@@ -47,6 +47,33 @@ def test_what_is_computed_is_named_by_its_statement(path):
     assert not set(named(path)["THEORY"]) & numbers
 
 
+def items():
+    """Number, mark and text of each item of docs/theory.md."""
+    return re.findall(r"^- \*\*([\d.]+)\*\* (✓ )?(.*(?:\n  .*)*)", (DOCS / "theory.md").read_text(), re.MULTILINE)
+
+
+def test_a_number_of_the_theory_is_marked_if_it_is_computed():
+    numbers = {number for key in KEYS for number in re.findall(r"\d+\.\d+", key)}
+    assert numbers == {number for number, mark, _ in items() if mark and number in numbers}
+
+
+def test_a_number_is_computed_if_it_is_marked_itself_or_as_an_erratum():
+    numbers = {number for key in KEYS for number in re.findall(r"E\d+|\d+\.\d+", key)}
+    for number, mark, text in items():
+        assert not mark or {number, *re.findall(r"E\d+", text)} & numbers, number
+
+
+def test_every_erratum_is_computed_but_that_of_a_name():
+    computed = {number for key in KEYS for number in re.findall(r"E\d+", key)}
+    listed = re.findall(r"^\| (E\d+) \|", (DOCS / "errata.md").read_text(), re.MULTILINE)
+    assert computed == set(listed) - {"E28"}
+
+
+def test_every_equation_of_the_note_on_filters_is_computed():
+    computed = {int(number) for key in KEYS for number in re.findall(r"^N2 Eq\. (\d+)", key)}
+    assert computed == set(range(1, 16))
+
+
 def test_no_number_of_the_theory_is_given_twice():
     for name, pattern in (("theory.md", r"^- \*\*([\d.]+)\*\*"), ("errata.md", r"^\| (E\d+) \|")):
         found = re.findall(pattern, (DOCS / name).read_text(), re.MULTILINE)

@@ -19,4 +19,9 @@ from .losses import (
     Contrastive as Contrastive,
 )
 from .queue import Queue as Queue
+from .scaling import (
+    double_centring as double_centring,
+    classical_scaling as classical_scaling,
+    ClassicalScaling as ClassicalScaling,
+)
 from .distributed import gather_candidates as gather_candidates, Gathered as Gathered, ring_info_nce as ring_info_nce

@@ -1,1 +1,1 @@
-"""Checks of every statement of the theory that can be computed."""
+"""Numerical checks of the statements of the theory."""

@@ -1,14 +1,15 @@
-"""Every statistic that `attend` returns, compared with sums over keys.   [theory 3.5, 3.8, 3.9, 8.3]
+"""Every statistic that `attend` returns, compared with sums over keys.   [note 2, Eq. 1-3; theory 3.5, 3.8, 3.9, 8.3]
 
 Read next: ../attention/functional.py.
 """
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from .. import attention as at
 from .. import measures as gz
 from .._typing import Tensor
-from .definition import normal
+from .definition import FLOAT, normal
 from .statement import Outcome, gap, statement
 
 
@@ -107,3 +108,45 @@ def dropped_covariance() -> Outcome:
     trace = (p @ k**2 - (p @ k) ** 2).sum(-1)
     pairs = ((result.value_variance, p @ v**2 - (p @ v) ** 2), (result.key_variance, trace), (result.key_mean, p @ k))
     return Outcome(max(gap(actual, value, 10.0) for actual, value in pairs if actual is not None))
+
+
+# Note 2, section 2 --------------------------------------------------------------------------------------------------
+
+
+@statement("N2 Eq. 1", "note 2 2", corrected="H_j = Σ_i A(Q_j,K_i) V_i, with Σ_i A_ij = 1 for every j")
+def weighted_average_of_values() -> Outcome:
+    q, k, v = normal(1, 4, 3, seed=1), normal(1, 5, 3, seed=2), normal(1, 5, 2, seed=3)
+    A = (q[0] @ k[0].T).exp()
+    A = A / A.sum(-1, keepdim=True)
+    ones = at.attend(q, k, torch.ones(1, 5, 1, dtype=FLOAT), scale=1.0).output[0]
+    return Outcome(
+        max(gap(at.attend(q, k, v, scale=1.0).output[0], A @ v[0]), gap(ones, torch.ones(4, 1, dtype=FLOAT)))
+    )
+
+
+@statement(
+    "N2 Eq. 2, E39",
+    "note 2 2",
+    printed="A_ij = softmax_i <H_j W_k, H_i W_q>",
+    corrected="A_ij = softmax_i <H_j W_q, H_i W_k>/√d: j the query, i the key",
+)
+def queries_and_keys() -> Outcome:
+    H, W_q, W_k = normal(5, 4, seed=1), normal(4, 3, seed=2), normal(4, 3, seed=3)
+    attention = scaled_dot_product_attention(H @ W_q, H @ W_k, H)
+    h, swapped = gz.Empirical(H @ W_k), gz.Empirical(H @ W_q)
+    return Outcome(gap(h.expect(H, H @ W_q / 3**0.5), attention), gap(swapped.expect(H, H @ W_k / 3**0.5), attention))
+
+
+@statement(
+    "N2 Eq. 3, E40",
+    "note 2 2",
+    printed="P(K|Q) = h e^(<K,Q> - log G), G = log Z",
+    corrected="P(K|Q) = h e^(<K,Q> - log Z)",
+)
+def normaliser_of_the_weights() -> Outcome:
+    k, q = normal(5, 3, seed=1), normal(4, 3, seed=2)
+    h = gz.Empirical(k)
+    G, one = h.log_normalizer(q), torch.ones(4, dtype=FLOAT)
+    mass = (q @ k.T - G.unsqueeze(-1)).exp().sum(-1)
+    printed = (q @ k.T).exp().sum(-1) / G.abs()
+    return Outcome(gap(mass, one), gap(printed, one))

@@ -44,6 +44,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator(seed), dtype=FLOAT)
 
 
+def uniform(low: float, high: float, *shape: int, seed: int = 0) -> Tensor:
+    """Numbers evenly distributed between two bounds, reproducible from the seed."""
+    return low + (high - low) * torch.rand(shape, generator=generator(seed), dtype=FLOAT)
+
+
 def number(*values: float) -> Tensor:
     """A float64 tensor of these values."""
     return torch.tensor(values if len(values) > 1 else values[0], dtype=FLOAT)
@@ -53,6 +58,12 @@ def spread(d: int, *, seed: int = 0) -> Float[Tensor, "d d"]:
     """Random covariance matrix, [d, d]."""
     a = normal(d, d, seed=seed)
     return a @ a.T / d + 0.3 * torch.eye(d, dtype=FLOAT)
+
+
+def power(matrix: Float[Tensor, "d d"], exponent: float) -> Float[Tensor, "d d"]:
+    """A power of a symmetric positive matrix, such as its root."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values**exponent) @ vectors.T
 
 
 class Nodes(NamedTuple):
@@ -83,6 +94,15 @@ def by_definition(nodes: Nodes, eta: Float[Tensor, "m d"]) -> Definition:
     return Definition((Z.log() + peak).squeeze(-1), p, mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2))
 
 
+def softmax_average(
+    eta: Float[Tensor, "m d"], points: Float[Tensor, "n d"], beta: float = 1.0, log_weights: Tensor | None = None
+) -> Float[Tensor, "m d"]:
+    """Attention to points, Σ_j a_ij x_j with a_ij ∝ w_j exp(beta <eta_i, x_j>), by sums."""
+    logits = beta * eta @ points.T + (0.0 if log_weights is None else log_weights)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    return weights @ points / weights.sum(-1, keepdim=True)
+
+
 def line(low: float, high: float, count: int = 2001) -> tuple[Tensor, Tensor]:
     """Evenly spaced points of an interval and the logarithm of their spacing."""
     y = torch.linspace(low, high, count, dtype=FLOAT)
@@ -93,6 +113,12 @@ def plane(low: float, high: float, count: int = 201) -> tuple[Tensor, Tensor]:
     """A square grid [n, 2] and the logarithm of the area of its cells."""
     y, log_step = line(low, high, count)
     return torch.cartesian_prod(y, y), 2 * log_step
+
+
+def gaussian_nodes(mu: Float[Tensor, "2"], Sigma: Float[Tensor, "2 2"], ends: float = 14.0, count: int = 41) -> Nodes:
+    """Quadrature nodes of N(mu, Sigma) in the plane, up to `ends` standard deviations."""
+    z, log_area = plane(-ends, ends, count)
+    return Nodes(mu + z @ power(Sigma, 0.5), log_area - (z**2).sum(-1) / 2 - number(2 * torch.pi).log())
 
 
 def distance(h: Measure, nodes: Nodes, eta: Float[Tensor, "m d"]) -> float:

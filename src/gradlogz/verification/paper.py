@@ -1,8 +1,10 @@
-"""Statements of the paper outside section 3.3: equations 1-6, Proposition 1, Corollary 1, errata E1-E21.
+"""Statements of the paper outside section 3.3: equations 1-6, Proposition 1, Corollary 1, errata E1-E20.
+
+E21 is in contrastive_statements.py.
 
 Keys are those of the paper [shim22] (Eq. 4, Prop. 1a) or, for corrected statements, of docs/errata.md (E8).
 
-Read next: paper_section_3_3.py (section 3.3 and Theorem 1), draft_notes.py (the two draft notes).
+Read next: paper_section_3_3.py (section 3.3 and Theorem 1).
 """
 
 import torch
@@ -60,13 +62,18 @@ def normalizer_is_a_laplace_transform() -> Outcome:
 )
 def counting_and_probability() -> Outcome:
     x, eta, log_n = _keys(), normal(4, 3, seed=2), number(7.0).log()
-    counting = gz.Empirical(x)
-    probability = gz.reweight(counting, -log_n)
-    u = counting.mean(eta)
-    off = gap(probability.log_normalizer(eta) + log_n, counting.log_normalizer(eta))
-    same = max(gap(probability.mean(eta), u), gap(probability.covariance(eta), counting.covariance(eta)))
-    dual = gap(gz.dual(probability, u).value, gz.dual(counting, u).value + log_n)
-    return Outcome(max(off, same, dual), gap(probability.log_normalizer(eta), counting.log_normalizer(eta)))
+    G, p, u, F = by_definition(_counting(x), eta)
+    negative_entropy = (p * p.log()).sum(-1)
+    worst = 0.0
+    for h, off in ((gz.Empirical(x), 0 * log_n), (gz.reweight(gz.Empirical(x), -log_n), log_n)):
+        worst = max(
+            worst,
+            gap(h.log_normalizer(eta), G - off),
+            gap(h.mean(eta), u),
+            gap(h.covariance(eta), F),
+            gap(gz.dual(h, u).value, negative_entropy + off),
+        )
+    return Outcome(worst, float(log_n))
 
 
 @statement("Eq. 3", "paper 3.1", corrected="p(k_j | q_i) = e^<k_j,q_i> / Z(q_i)")
@@ -113,8 +120,9 @@ def one_to_one_modulo_lineality() -> Outcome:
     h, eta = gz.Empirical(flat), normal(3, seed=5)
     moved = eta + 2.0 * basis[2]
     rank = int((torch.linalg.eigvalsh(h.covariance(eta)) > 1e-10).sum())
-    linked = gz.mean_to_natural(h, h.mean(eta))
-    corrected = max(gap(h.mean(moved), h.mean(eta)), gap(basis[:2] @ linked, basis[:2] @ eta), float(rank != 2))
+    mean = torch.softmax(flat @ eta, 0) @ flat
+    linked = gz.mean_to_natural(h, mean)
+    corrected = max(gap(h.mean(moved), mean), gap(basis[:2] @ linked, basis[:2] @ eta), float(rank != 2))
     return Outcome(corrected, float((moved - eta).norm()))
 
 
@@ -154,8 +162,8 @@ def log_sum_exp() -> Outcome:
 )
 def convex_conjugate() -> Outcome:
     h, eta = gz.Empirical(_keys()), normal(4, 3, seed=2)
-    u = h.mean(eta)
-    at_eta = (eta * u).sum(-1) - h.log_normalizer(eta)
+    G, _, u, _ = by_definition(_counting(_keys()), eta)
+    at_eta = (eta * u).sum(-1) - G
     result = gz.dual(h, u)
     others = normal(50, 4, 3, seed=9)
     below = violation((others * u).sum(-1) - h.log_normalizer(others), result.value.expand(50, 4))
@@ -179,9 +187,9 @@ def kl_is_bregman_reversed() -> Outcome:
 @statement("E8 (dual)", "paper 3.2", corrected="KL(p1‖p2) = B_G*(u1,u2)", tolerance=1e-8)
 def kl_is_bregman_of_the_conjugate() -> Outcome:
     h, a, b = gz.Empirical(_keys()), normal(4, 3, seed=2), normal(4, 3, seed=10)
-    u, v = h.mean(a), h.mean(b)
+    (_, p, u, _), (_, q, v, _) = (by_definition(_counting(_keys()), eta) for eta in (a, b))
     star = gz.dual(h, u).value - gz.dual(h, v).value - (gz.mean_to_natural(h, v) * (u - v)).sum(-1)
-    return Outcome(gap(star, h.kl(a, b)))
+    return Outcome(gap(star, (p * (p / q).log()).sum(-1)))
 
 
 @statement(
@@ -226,12 +234,11 @@ def hessian_is_the_covariance() -> Outcome:
 @statement("E11", "paper 3.2", corrected="KL(q‖h) = KL(q‖P_η) + G*(u) for every q with mean u", tolerance=1e-9)
 def maximum_entropy() -> Outcome:
     x, eta = _keys(), normal(3, seed=2)
-    h = gz.Empirical(x)
-    p = h.probabilities(eta)
+    h, p = gz.Empirical(x), torch.softmax(x @ eta, 0)
     constraints = torch.cat((x.T, torch.ones(1, 7, dtype=FLOAT)))
     kernel = torch.linalg.svd(constraints).Vh[4:]  # directions that change neither the mean nor the mass
     q = p + 0.5 * p.min() * kernel[0]
-    result = gz.maximum_entropy(h, h.mean(eta))
+    result = gz.maximum_entropy(h, p @ x)
     left = (q * q.log()).sum()
     right = (q * (q / p).log()).sum() + result.relative_entropy
     return Outcome(
@@ -246,11 +253,11 @@ def maximum_entropy() -> Outcome:
     corrected="key of η is ∇G(η0) + ∇²G(η0)(η - η0): exact for Gaussians",
 )
 def affine_key_map() -> Outcome:
-    mu, Sigma, hidden = normal(3, seed=6), spread(3, seed=7), normal(50, 3, seed=8)
+    mu, Sigma, hidden = normal(3, seed=6), spread(3, seed=7), normal(50, 3, seed=8) @ spread(3, seed=10)
     h, eta0 = gz.Gaussian(mu, Sigma), normal(3, seed=9)
-    keys = h.mean(hidden)
+    keys = mu + hidden @ Sigma  # grad of <μ,η> + ηΣη/2
     affine = h.mean(eta0) + h.covariance_product(hidden, hidden - eta0)
-    return Outcome(gap(keys, affine, 10.0), gap(keys, hidden @ torch.linalg.inv(torch.cov(hidden.T))))
+    return Outcome(gap(affine, keys, 10.0), gap(hidden @ torch.linalg.inv(torch.cov(hidden.T)), keys))
 
 
 @statement(
@@ -353,21 +360,3 @@ def free_energy() -> Outcome:
     p, G = torch.softmax(-beta * energy[:, 0], 0), h.log_normalizer(eta)
     U, S = (p * energy[:, 0]).sum(), -(p * p.log()).sum()
     return Outcome(max(gap(-G / beta, U - S / beta), gap(h.entropy(eta), S)), gap(G, U - S / beta))
-
-
-@statement(
-    "E21",
-    "paper 2.2",
-    printed="NCA sums over non-neighbours",
-    corrected="NCA sums over all others: η = 2Ax_i, keys Ax_j, weights exp(-|Ax_j|²)",
-)
-def nca() -> Outcome:
-    b = normal(6, 3, seed=1) @ normal(3, 2, seed=2)
-    squares = torch.cdist(b, b) ** 2
-    itself = torch.eye(6, dtype=torch.bool)
-    p = torch.softmax((-squares).masked_fill(itself, -torch.inf), -1)
-    bias = (-(b**2).sum(-1)).expand(6, 6).masked_fill(itself, -torch.inf)
-    neighbour = itself.roll(1, 1)
-    without = torch.exp(-squares) / torch.exp(-squares).masked_fill(itself | neighbour, 0.0).sum(-1, keepdim=True)
-    family = gz.Empirical(b, bias).probabilities(2 * b)
-    return Outcome(gap(family, p), gap(without[neighbour], p[neighbour]))

@@ -9,10 +9,44 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 
-from . import attention_statements, draft_notes, measure_families, measure_operations, paper, paper_section_3_3
+from . import (
+    attention_filter_statements,
+    attention_statements,
+    cloud_statements,
+    conjugate_statements,
+    contrastive_statements,
+    draft_note_1,
+    dynamics_statements,
+    filter_statements,
+    hopfield_statements,
+    layer_statements,
+    link_statements,
+    measure_families,
+    measure_operations,
+    paper,
+    paper_section_3_3,
+    sampling_statements,
+)
 from .statement import STATEMENTS, Statement, StatementResult
 
-MODULES = (paper, paper_section_3_3, draft_notes, measure_families, measure_operations, attention_statements)
+MODULES = (  # in the order of the table
+    paper,
+    paper_section_3_3,
+    draft_note_1,
+    contrastive_statements,
+    measure_families,
+    measure_operations,
+    attention_statements,
+    layer_statements,
+    cloud_statements,
+    dynamics_statements,
+    hopfield_statements,
+    filter_statements,
+    conjugate_statements,
+    attention_filter_statements,
+    link_statements,
+    sampling_statements,
+)
 
 
 def statements(only: str | None = None) -> list[Statement]:

@@ -70,7 +70,7 @@ def statement(
 
     Args:
         where: source document and section: "paper 3.1" (shim22), "note 1" (exponential families), "note 2" (filters),
-            or "theory" (docs/theory.md) for statements of no other source.
+            "appendix" (of the paper, on Hopfield networks), or "theory" (docs/theory.md) if there is no other source.
         corrected: the formula that must hold.
         printed: the formula of the source, if it differs.
     """
@@ -86,10 +86,10 @@ def gap(actual: Tensor, expected: Tensor, scale: float = 1.0) -> float:
     """max|actual - expected| / scale; infinite if a number is NaN or the shapes differ."""
     if actual.shape != expected.shape:
         return float("inf")
-    worst = float((actual - expected).abs().nan_to_num(float("inf")).max()) if actual.numel() else 0.0
+    worst = float((actual - expected).detach().abs().nan_to_num(float("inf")).max()) if actual.numel() else 0.0
     return worst / scale
 
 
 def violation(smaller: Tensor, larger: Tensor, scale: float = 1.0) -> float:
     """Largest violation of smaller <= larger, divided by scale; 0 if it holds everywhere."""
-    return float((smaller - larger).clamp(min=0.0).nan_to_num(float("inf")).max()) / scale
+    return float((smaller - larger).detach().clamp(min=0.0).nan_to_num(float("inf")).max()) / scale
