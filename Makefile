@@ -5,7 +5,7 @@
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
-#   make probe-calibration    error rates and power of the probe, on 600 small models (half an hour)
+#   make probe-calibration    error rates and power of the probe, on 1,140 small models (a quarter of an hour)
 #   make lint        format, lint, types, import contracts, import graph, plain words
 #   make docs        the documentation, in site/
 #
