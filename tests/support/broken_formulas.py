@@ -67,6 +67,8 @@ ATTENTION += [
     *formulas([attention.MultiheadAttention, attention.GatedHeads, attention.MixtureAttention], ["attend"]),
     Formula(attention.MomentAttention, "attend"),
     Formula(attention.LinkAttention, "link"),
+    *(Formula(attention, "linear_attend", field) for field in ("output", "log_normalizer")),
+    *(Formula(attention, "sigmoid_attend", field) for field in ("output", "log_normalizer", "entropy")),
 ]
 DYNAMICS = [
     *formulas([dynamics], ["evolve", "hermite_growth", "sphere_growth", "fastest_degree", "secular_equilibrium"]),
@@ -81,6 +83,10 @@ DYNAMICS = [
     ),
     *formulas([dynamics.HopfieldRetrieval], ["forward"]),
     *formulas([dynamics.Ising], ["energy", "settle", "mean_field", "bound"]),
+    *formulas([dynamics], ["attention_certificate", "monotone_equilibrium"]),
+    *formulas([dynamics.HopfieldFeedForward], ["forward", "potential", "energy", "step", "descent"]),
+    *formulas([dynamics.EnergyBlock], ["energy", "attention_potential", "step", "descent"]),
+    *formulas([dynamics.VectorSpins], ["energy", "update", "means", "mean_field", "bound"]),
 ]
 FAMILIES = [
     filters.GammaPoisson, filters.GammaExponential, filters.BetaBinomial, filters.DirichletMultinomial,

@@ -1,4 +1,4 @@
-"""Attention layers as gradients of log normalisers, written out.   [paper 5, 6; theory 3.9, 6.1, 6.2, 8.4; E57]
+"""Attention layers as gradients of log normalisers, written out.   [paper 1, 5, 6; theory 3.9, 6.1, 6.2, 6.7, 8.4; E57]
 
     q = W_q x, k = W_k y, split into heads of size d;   G = log Σ_n exp(<q,k_n>/√d + ...)
 
@@ -7,18 +7,21 @@ Every layer gets random weights. Gradients and Hessians are those of plain torch
 Read next: ../attention/layers (the layers), measure_operations.py (the same relations between measures).
 """
 
+import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import nn
 
+from .. import attention
 from .._typing import Tensor
 from ..attention.layers.gated import GatedHeads
 from ..attention.layers.link import LinkAttention
 from ..attention.layers.mixture import MixtureAttention
 from ..attention.layers.moment import MomentAttention
 from ..attention.layers.multihead import MultiheadAttention
+from ..measures import Gaussian
 from .definition import FLOAT, normal, number, spread
 from .statement import Outcome, gap, statement
 
@@ -175,3 +178,54 @@ def links_of_families() -> Outcome:
     values = layer.v_proj(tokens).detach()
     attended = layer.out_proj(logits @ values / logits.sum(-1, keepdim=True))
     return Outcome(max(worst, gap(layer(tokens), attended, 10.0)))
+
+
+# Alternatives to softmax ----------------------------------------------------------------------------------------------
+
+
+@statement(
+    "6.7 linear",
+    "paper 1",
+    corrected="linear attention with v = k: c Σ<q,k_n>k_n is ∇G of N(0, c Σ k_n k_n^T), G = c Σ<q,k_n>²/2",
+)
+def linear_attention() -> Outcome:
+    q, k, c = normal(3, 2, seed=1), normal(5, 2, seed=2), 0.7
+
+    def log_normalizer(q: Tensor) -> Tensor:
+        return c * (q @ k.T).square().sum(-1) / 2
+
+    gradient = torch.func.grad(lambda t: log_normalizer(t).sum())(q)
+    output, G, _ = attention.linear_attend(q, k, k, feature_map="identity", scale=c)
+    assert G is not None
+    gaussian = Gaussian(torch.zeros(2, dtype=FLOAT), c * k.T @ k)
+    return Outcome(
+        max(
+            gap(output, gradient, 10.0),
+            gap(G, log_normalizer(q), 10.0),
+            gap(gaussian.mean(q), gradient, 10.0),
+            gap(gaussian.log_normalizer(q), log_normalizer(q), 10.0),
+        )
+    )
+
+
+@statement(
+    "6.7 sigmoid",
+    "paper 1",
+    corrected="sigmoid attention attends to sums of subsets S of keys: G = log Σ_S e^(Σ_S s_n) = Σ log(1+e^s_n)",
+)
+def sigmoid_attention() -> Outcome:
+    q, k, b = normal(3, 2, seed=1), normal(5, 2, seed=2), -0.4
+    subsets = torch.tensor(list(itertools.product((0.0, 1.0), repeat=5)), dtype=FLOAT)
+    weights = ((q @ k.T + b) @ subsets.T).exp()
+    output, G, H, *_ = attention.sigmoid_attend(q, k, k, scale=1.0, offset=b)
+    assert G is not None
+    assert H is not None
+    probabilities = weights / weights.sum(-1, keepdim=True)
+    entropy = -(probabilities * probabilities.log()).sum(-1)
+    return Outcome(
+        max(
+            gap(output, probabilities @ subsets @ k, 10.0),
+            gap(G, weights.sum(-1).log(), 10.0),
+            gap(H, entropy, 10.0),
+        )
+    )
