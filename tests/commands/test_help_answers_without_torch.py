@@ -6,7 +6,7 @@ import sys
 
 from gradlogz import cli, commands
 
-SHARED = {"boundary", "checkpoint_runs", "interventions", "outputs", "simulate_model"}
+SHARED = {"boundary", "checkpoint_runs", "engine_options", "interventions", "outputs", "simulate_model"}
 
 
 def test_every_module_is_a_command_of_its_name():

@@ -34,7 +34,7 @@ def test_a_simulation_is_drawn(opened, path):
 
 
 def test_a_phase_diagram_is_drawn_on_a_phone(opened, tmp_path):
-    found = sweep({"beta": [0.2, 0.6, 1.0], "tau": [-0.2, 0.5]}, processes=1, tokens=60, dim=2, steps=20)
+    found = sweep({"beta": [0.2, 0.6, 1.0], "tau": [-0.2, 0.5]}, engine="process", tokens=60, dim=2, steps=20)
     report(found, tmp_path / "phases.html")
     one = opened(tmp_path / "phases.html", width=390)
     expect(one.page.locator("#figure-verdicts [data-figure]")).to_have_attribute("data-drawn", "light")
@@ -49,7 +49,9 @@ def test_an_interrupted_diagram_is_shown_with_gaps(opened, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt
 
-    report(sweep({"dim": [1, 2, 3]}, processes=1, tokens=40, steps=5, progress=interrupt), tmp_path / "phases.html")
+    report(
+        sweep({"dim": [1, 2, 3]}, engine="process", tokens=40, steps=5, progress=interrupt), tmp_path / "phases.html"
+    )
     one = opened(tmp_path / "phases.html")
     assert "nterrupted" in one.page.locator(".sentence").inner_text()
     assert one.complaints == []
@@ -71,7 +73,7 @@ def test_the_page_is_returned_and_written_where_a_path_is_given(tmp_path):
 def test_a_notebook_shows_the_page_in_a_frame():
     for found in (
         simulate(torch.randn(20, 1, dtype=torch.float64), steps=2),
-        sweep({"dim": [1, 2]}, processes=1, tokens=40, steps=2),
+        sweep({"dim": [1, 2]}, engine="process", tokens=40, steps=2),
         track({"time": [0, 1, 2], "x": [0.0, 1.0, 2.0], "y": [0.0, 0.0, 0.1]}, sigma=1.0),
     ):
         shown = found._repr_html_()

@@ -93,7 +93,7 @@ def test_one_seed_has_no_interval_and_refutes_no_curve():
 
 
 def test_a_phase_diagram_is_a_line_for_each_final_state():
-    phases = sweep({"tau": [-0.2, 0.5]}, processes=1, dim=1, beta=0.5, tokens=60, steps=40)
+    phases = sweep({"tau": [-0.2, 0.5]}, engine="process", dim=1, beta=0.5, tokens=60, steps=40)
     for width in (40, 60, 80):
         assert max(len(line) for line in phases_table(phases, width)) <= width
     assert len(phases_table(phases, 80)) == 1 + len({p.kind for p in phases.points.values()})

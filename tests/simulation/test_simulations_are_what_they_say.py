@@ -125,7 +125,7 @@ def test_numbers_and_tensors_are_the_same_as_their_text():
         found = simulate(**options, **dict(zip(names, values, strict=True)))
         assert found.settings == expected.settings
         assert torch.equal(found.trajectory.cloud, expected.trajectory.cloud)
-    phases = sweep({"tau": [0.1, 0.2]}, processes=1, **{**options, "key_mean": 0.5})
+    phases = sweep({"tau": [0.1, 0.2]}, engine="process", **{**options, "key_mean": 0.5})
     assert phases.settings.key_mean == "0.5"
 
 
@@ -282,7 +282,7 @@ def test_a_grid_is_written_as_it_is_read(text):
 
 def test_a_point_of_the_grid_is_a_run_of_its_own():
     options = {"tokens": 80, "dim": 2, "steps": 60}
-    found = sweep({"beta": [0.3, 0.8], "contraction": ["zca", "rms_norm"]}, processes=1, **options)
+    found = sweep({"beta": [0.3, 0.8], "contraction": ["zca", "rms_norm"]}, engine="process", **options)
     assert found.complete
     words = '--sweep "beta=0.3|0.8,contraction=zca|rms_norm" --tokens 80 --dim 2 --steps 60'
     assert found.command == f"gradlogz simulate {words}"
@@ -297,8 +297,8 @@ def test_a_point_of_the_grid_is_a_run_of_its_own():
 
 def test_processes_find_the_same():
     options = {"tokens": 40, "dim": 2, "steps": 10}
-    one = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, processes=1, **options)
-    two = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, processes=2, **options)
+    one = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, engine="process", **options)
+    two = sweep({"beta": [0.3, 0.8], "dim": [1, 2]}, workers=2, **options)
     assert {k: (v.kind, v.evidence) for k, v in two.points.items()} == {
         k: (v.kind, v.evidence) for k, v in one.points.items()
     }
@@ -308,7 +308,7 @@ def test_an_interrupt_keeps_what_is_done():
     def interrupt(done, total):
         raise KeyboardInterrupt
 
-    found = sweep({"dim": [1, 2, 3]}, processes=1, tokens=40, steps=5, progress=interrupt)
+    found = sweep({"dim": [1, 2, 3]}, engine="process", tokens=40, steps=5, progress=interrupt)
     assert len(found.points) == 1
     assert not found.complete
 
@@ -318,7 +318,7 @@ def test_descent_overshoots_where_the_mode_is_turned_over():
         for beta in (0.2, 0.5, 1.5):
             tau = overshoot(order, beta)
             assert hermite_growth(order, variance=1.0, beta=beta, tau=tau) == pytest.approx(-1)
-    found = sweep({"beta": [0.5, 1.5], "tau": [-0.5, 0.5]}, processes=1, dim=2, tokens=40, steps=2)
+    found = sweep({"beta": [0.5, 1.5], "tau": [-0.5, 0.5]}, engine="process", dim=2, tokens=40, steps=2)
     assert [line.name for line in boundaries(found) if len(line.x) > 1] == ["τ = 0", "γ of mode 3 = −1"]
 
 

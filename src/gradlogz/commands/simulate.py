@@ -11,6 +11,17 @@ import typer
 from rich.console import Console
 
 from .._input_errors import InputValueError
+from .engine_options import (
+    INTERRUPTED,
+    PARTIAL,
+    Address,
+    EngineName,
+    EngineOptions,
+    Restart,
+    Resume,
+    Workers,
+    print_failures,
+)
 from .outputs import Open, check_drawing, check_file, finish, progress, terminal
 from .simulate_model import ModelOptions, check_options
 
@@ -130,6 +141,11 @@ def command(
             show_default=False,
         ),
     ] = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    resume: Resume = None,
+    restart: Restart = False,
+    address: Address = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -197,6 +213,9 @@ def command(
     check_file("simulate", "--out", path)
     check_file("simulate", "--json", json)
     check_drawing("simulate")
+    distribution = EngineOptions(engine, workers, resume, restart, address)
+    if sweep is None:
+        distribution.refuse("simulate", "--sweep")
     if model is not None:
         shared = ("tokens", "seeds", "seed", "steps")
         options = ModelOptions(model, start, text, tokens, length, seeds, seed, layer, steps)
@@ -209,9 +228,9 @@ def command(
     elif sweep is None:
         output = _simulation(console, preset, parameters, details=details)
     else:
-        output = _phases(console, sweep, preset, parameters, details=details)
+        output = _phases(console, sweep, preset, parameters | distribution.arguments, details=details)
     finish(console, output.lines, run=output.run, page=path, html=output.html, json=json, data=output.data, show=open_)
-    return 0
+    return output.status
 
 
 def _only_with_model(**options: Any) -> str | None:
@@ -220,12 +239,13 @@ def _only_with_model(**options: Any) -> str | None:
 
 
 class Output(NamedTuple):
-    """The page, the JSON, the table and the line about the run."""
+    """The page, the JSON, the table, the line about the run, and the exit status."""
 
     html: str
     data: str
     lines: "list[Text]"
     run: str
+    status: int = 0
 
 
 def _list_presets() -> int:
@@ -268,8 +288,10 @@ def _phases(console: Console, grid: str, preset: str | None, parameters: dict[st
     width = console.width
     with progress(console, "Simulating grid points") as tell:
         phases = sweep(parse_grid(grid), preset=preset, progress=tell, **parameters)
+    print_failures(console, phases.failures)
     lines = phases_table(phases, width) + (phases_details(phases, width) if details else [])
-    return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases))
+    status = INTERRUPTED if phases.interrupted else PARTIAL if phases.failures else 0
+    return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases), status)
 
 
 def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:

@@ -2,27 +2,27 @@
 
     sweep({"beta": [0.5, 1.0], "tau": [-0.2, 0.5]})     one final state per grid point     -> Phases
 
-Points that differ only in beta and tau are one batch of `evolve`; batches run in parallel processes. After an interrupt
-the completed points are returned.
+Points that differ only in beta and tau are computed in batches of `evolve`. An engine computes the batches on the cores
+of this machine, or on a cluster. With a folder, the same call continues where an earlier one stopped.
 
-Read next: records.py (the results), theory_boundaries.py (the phase boundaries of the theory).
+Read next: records.py (the results), theory_boundaries.py (the phase boundaries of the theory), ../engine (the engines).
 """
 
 import itertools
-import math
-import multiprocessing
 import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import __version__
 from .._progress import Progress, reporter
 from .._settings import changed
 from ..dynamics.evolution import evolve
+from ..engine import Engine, engine_of, run_items
 from .grid import Grid, Range, ranges_of
 from .initial_clouds import ascent_of, starts
 from .matrix_text import MatrixLike, text_of
@@ -31,13 +31,18 @@ from .run_simulation import placement_of
 from .settings import SimulationSettings, check
 
 BATCH = 1 << 21  # attention weights of the clouds evolved in one call
+MOST = 16  # grid points of a batch; not a function of the machine, on which results must not depend
 
 
 def sweep(
     grid: Grid,
     *,
     preset: str | None = None,
-    processes: int | None = None,
+    engine: str | Engine = "processes",
+    workers: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    address: str | None = None,
     tokens: int | None = None,
     dim: int | None = None,
     beta: float | None = None,
@@ -64,16 +69,21 @@ def sweep(
 ) -> Phases:
     """Simulate every point of a grid, on all cores.
 
-    The other arguments are fields of `SimulationSettings` and replace those of the preset.
+    The other arguments are fields of `SimulationSettings` and replace those of the preset. After Ctrl-C the completed
+    points are returned.
 
     Args:
         grid: one or two axes of beta, tau, dim, tokens, heads, contraction, with the values of each.
         preset: preset of the parameters outside the grid (default: 200 Gaussian tokens, 300 steps, one seed).
-        processes: number of processes (default: number of cores); 1 runs in this process.
-        progress: True shows a bar on standard error; a function is called with the completed and the total number of
-            grid points.
+        engine: "process" (this one), "processes" of this machine, "slurm", "ray", or an `Engine`.
+        workers: number of processes or jobs at a time (default: number of cores).
+        folder: folder of finished batches, from which the same call continues (default: none).
+        restart: begin again in a folder that has finished batches.
+        address: address of the Ray cluster: "auto", or HOST:PORT (default: a new one on this machine).
+        progress: True shows a bar on standard error; a function is called with the number of finished batches of grid
+            points and their total.
 
-    >>> phases = sweep({"tau": [-0.2, 0.5]}, processes=1, dim=1, beta=0.5, tokens=150)
+    >>> phases = sweep({"tau": [-0.2, 0.5]}, engine="process", dim=1, beta=0.5, tokens=150)
     >>> [phases.points[i,].kind for i in (0, 1)]
     ['gaussian', 'clusters']
     """
@@ -89,17 +99,17 @@ def sweep(
     indices = list(itertools.product(*(range(len(r.values)) for r in ranges)))
     for index in indices:
         check(_at(settings, ranges, index))
-    work = list(_batches(settings, ranges, indices))
-    points: dict[tuple[int, ...], GridPoint] = {}
-    workers = min(processes or os.cpu_count() or 1, len(work))
-    show = reporter(progress, "points")
-    try:
-        for completed in _run_batches(work, workers):
-            points |= completed
-            show(len(points), len(indices))
-    except KeyboardInterrupt:
-        pass  # return the completed points
-    return Phases(settings, ranges, points, preset)
+    batches = {f"batch-{number:05d}": batch for number, batch in enumerate(_batches(settings, ranges, indices))}
+    facts = {"version": __version__, "grid": [list(r) for r in ranges], **asdict(settings)}
+    place = None if folder is None else Path(folder)
+    if not isinstance(engine, Engine):
+        engine = engine_of("sweep", engine, workers=workers, folder=place, address=address)
+    show = reporter(progress, "batches of grid points")
+    results = run_items(
+        run_batch, batches, engine=engine, folder=folder, facts=facts, restart=restart, call="sweep", progress=show
+    )
+    points = {index: point for state in results.states.values() for index, point in state.items()}
+    return Phases(settings, ranges, points, preset, results.failures, results.interrupted)
 
 
 def _at(settings: SimulationSettings, ranges: tuple[Range, ...], index: tuple[int, ...]) -> SimulationSettings:
@@ -119,23 +129,9 @@ def _batches(
         groups.setdefault(replace(at, beta=1.0, tau=1.0), []).append((index, at.beta, at.tau))
     for common, points in groups.items():
         pairs = common.seeds * common.tokens * max(common.keys, common.tokens)
-        size = max(1, min(BATCH // pairs, math.ceil(len(points) / (os.cpu_count() or 1))))
+        size = max(1, min(BATCH // pairs, MOST))
         for first in range(0, len(points), size):
             yield common, points[first : first + size]
-
-
-def _run_batches(work: list[GridBatch], workers: int) -> Iterator[dict[tuple[int, ...], GridPoint]]:
-    if workers <= 1:
-        yield from map(run_batch, work)
-        return
-    with multiprocessing.get_context("spawn").Pool(workers, _initialise_worker) as pool:
-        yield from pool.imap_unordered(run_batch, work)
-
-
-def _initialise_worker() -> None:
-    """Ignore interrupts, which the parent process handles, and use one core."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
 
 
 def run_batch(batch: GridBatch) -> dict[tuple[int, ...], GridPoint]:

@@ -10,7 +10,7 @@ intervals), ../reporting/simulation_page.py and ../reporting/phases_page.py (the
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -153,12 +153,16 @@ class Phases:
         ranges: the axes of the grid.
         points: final states of the completed grid points, by the indices of their values.
         preset: name of the preset, if one was used.
+        failures: errors of the batches of grid points that could not be computed, by their ids.
+        interrupted: whether Ctrl-C ended the sweep.
     """
 
     settings: SimulationSettings
     ranges: tuple[Range, ...]
     points: dict[tuple[int, ...], GridPoint]
     preset: str | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def grid(self) -> str:

@@ -1,0 +1,71 @@
+"""Options of commands whose work an engine divides, and the exit status of work that is not complete.
+
+    --engine, --workers, --address     who computes
+    --resume, --restart                a folder of finished parts, from which the same command continues
+
+    0      everything is finished            3      some parts failed; the results of the others are written
+    130    interrupted by Ctrl-C; the results so far are written
+
+Read next: ../engine/work_loop.py.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from .._input_errors import InputValueError
+
+PARTIAL, INTERRUPTED = 3, 130
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="Where parts are computed: process, processes, slurm, ray (default: processes).",
+        show_default=False,
+    ),
+]  # fmt: skip
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Most parts at a time (default: number of cores).", show_default=False)
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of finished parts; the same command continues there (default: none).", show_default=False
+    ),
+]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin again in the folder of --resume.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster: auto or HOST:PORT (default: a new one on this machine).", show_default=False),
+]
+
+
+class EngineOptions(NamedTuple):
+    """The options, None and False where they are not given."""
+
+    engine: str | None
+    workers: int | None
+    resume: str | None
+    restart: bool
+    address: str | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the functions that take an engine."""
+        values = {"workers": self.workers, "folder": self.resume, "restart": self.restart, "address": self.address}
+        return values | ({} if self.engine is None else {"engine": self.engine})
+
+    def refuse(self, call: str, flag: str) -> None:
+        """Raise if an option is given without the flag that it belongs to."""
+        for name, value in self._asdict().items():
+            if value:
+                problem = f"--{name} divides the work of {flag}, but {flag} is missing"
+                raise InputValueError(call, f"--{name}", problem, f"Add {flag}, or drop --{name}.")
+
+
+def print_failures(console: Console, failures: Mapping[str, str]) -> None:
+    """Print the parts that failed, each with the last line of its error."""
+    for name, error in failures.items():
+        console.print(f"{name} failed: {error.splitlines()[-1]}", style="red", highlight=False, markup=False)

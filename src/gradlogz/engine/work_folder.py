@@ -1,0 +1,173 @@
+"""Folder of a piece of work: what it is, the states of its finished items, and what happened.
+
+    work.json                       facts that must be equal for the work to continue: settings, inputs, version
+    items/ID-CHECKSUM.safetensors   state of an item; the checksum of the file is in its name
+    events.jsonl                    one line for each start, finished item, failed item and end
+
+A state is written to a temporary file, flushed and renamed: a killed process leaves a state whole or not at all. A file
+whose checksum differs is ignored, and its item is computed again.
+
+Read next: state_file.py (the format of a state), work_loop.py.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .._input_errors import InputRuntimeError, InputValueError
+from .state_file import FORMAT, Encoded, Modules, NotStorableError, read_state
+
+WORK, ITEMS, EVENTS, LOCK = "work.json", "items", "events.jsonl", ".lock"
+SUFFIX = ".safetensors"
+ID = re.compile(r"[A-Za-z0-9_.=+-]{1,100}")
+
+
+class WorkFolder:
+    """A folder of work with these facts; created if it does not exist.
+
+    Args:
+        call: function or command in errors.
+        facts: JSON values; a folder with other facts is refused, and the error names the difference.
+        restart: remove the work that is in the folder.
+    """
+
+    def __init__(self, call: str, path: Path, facts: Mapping[str, Any], *, restart: bool = False) -> None:
+        self.path, self._call = path.expanduser().absolute(), call
+        self._facts = json.loads(json.dumps(dict(facts)))  # as they are read back: tuples are lists
+        self._restart = restart
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """The folder, checked and locked: a second process that opens it raises an error."""
+        self._check_place()
+        (self.path / ITEMS).mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_facts()
+            yield
+
+    def write(self, name: str, state: Any) -> None:
+        """Write the state of an item."""
+        part = self.path / ITEMS / f".{name}.{os.getpid()}"
+        try:
+            Encoded(state).write(part, {"item": name})
+            with part.open("rb") as file:
+                checksum = hashlib.file_digest(file, _hash).hexdigest()
+                os.fsync(file.fileno())
+            part.replace(part.with_name(f"{name}-{checksum}{SUFFIX}"))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def finished(self) -> dict[str, Path]:
+        """Files of the finished items, by id; damaged ones are not among them."""
+        files = sorted((self.path / ITEMS).glob(f"[!.]*{SUFFIX}"))
+        undamaged = [file for file in files if file.stem.rpartition("-")[2] == _checksum(file)]
+        return {file.stem.rpartition("-")[0]: file for file in undamaged}
+
+    def read(self, name: str, path: Path, modules: Modules | None = None) -> Any:
+        """Read the state of an item."""
+        try:
+            return read_state(path, modules, facts={"item": name})
+        except NotStorableError:
+            remedy = "Delete it and run the command again."
+            raise InputRuntimeError(self._call, None, f"the file {path} is not the state of {name}", remedy) from None
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Append a line to the events."""
+        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n")
+
+    def _check_place(self) -> None:
+        if self.path.is_dir() and not (self.path / WORK).is_file() and any(self._others()):
+            problem = f"the folder {self.path} has other files and no work of gradlogz"
+            raise InputValueError(self._call, "folder", problem, "Name a folder that is new or empty.")
+        if self.path.exists() and not self.path.is_dir():
+            raise InputValueError(self._call, "folder", f"{self.path} is a file, not a folder", "Name another folder.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"the folder {self.path} cannot be created ({error.strerror})"
+            raise InputValueError(self._call, "folder", problem, "Name another folder.") from None
+
+    def _others(self) -> Iterator[Path]:
+        return (path for path in self.path.iterdir() if path.name not in (ITEMS, LOCK))
+
+    def _check_facts(self) -> None:
+        """Write the facts of new work; compare those of work that continues."""
+        file = self.path / WORK
+        if self._restart:
+            shutil.rmtree(self.path / ITEMS)
+            (self.path / ITEMS).mkdir()
+            file.unlink(missing_ok=True)
+            (self.path / EVENTS).unlink(missing_ok=True)
+        if file.is_file():
+            self._compare(_read(file))
+            return
+        part = file.with_name(f".{WORK}.{os.getpid()}")
+        part.write_text(json.dumps({"format": FORMAT, "facts": self._facts}, indent=1) + "\n", encoding="utf-8")
+        part.replace(file)
+
+    def _compare(self, before: Mapping[str, Any]) -> None:
+        names = sorted(before.keys() | self._facts.keys())
+        changes = [
+            f"{name} was {_text(before, name)} and is {_text(self._facts, name)}"
+            for name in names
+            if before.get(name) != self._facts.get(name)
+        ]
+        if changes:
+            problem = f"the folder {self.path} has other work: {'; '.join(changes)}"
+            remedy = "Name another folder, or begin again with restart (--restart)."
+            raise InputValueError(self._call, "folder", problem, remedy)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            with suppress(ImportError):  # systems without fcntl do not protect two processes from each other
+                import fcntl
+
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    problem = f"another process works in the folder {self.path}"
+                    remedy = "Wait for its end, or name another folder."
+                    raise InputRuntimeError(self._call, "folder", problem, remedy) from None
+            yield
+        finally:
+            os.close(handle)
+
+
+def check_ids(call: str, names: Mapping[str, Any]) -> None:
+    """Raise unless every id can be the name of a file."""
+    for name in names:
+        if not ID.fullmatch(name):
+            problem = f"the id {name!r} cannot be the name of a file"
+            raise InputValueError(call, "items", problem, "Use letters, digits and _ . = + -.")
+
+
+def _hash() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, _hash).hexdigest()
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Facts of a folder; empty ones, which differ from all others, if the file is damaged."""
+    with suppress(ValueError, OSError):
+        described = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(described, dict) and isinstance(described.get("facts"), dict):
+            return dict(described["facts"]) if described.get("format") == FORMAT else {"format": described["format"]}
+    return {}
+
+
+def _text(facts: Mapping[str, Any], name: str) -> str:
+    return json.dumps(facts[name]) if name in facts else "not given"

@@ -1,0 +1,64 @@
+"""Work for engines: functions that worker processes import, some of which die or fail."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class Item(NamedTuple):
+    """A seed, and a folder in which items leave marks."""
+
+    seed: int
+    marks: str = ""
+    seconds: float = 0.0
+
+
+class Moments(NamedTuple):
+    """A state with tensors, text and nested parts."""
+
+    count: int
+    sums: torch.Tensor
+    parts: dict
+
+
+def mark(item: Item) -> int:
+    """Leave a mark, and return how many this item has."""
+    path = Path(item.marks) / str(item.seed)
+    with path.open("a") as file:
+        file.write("x")
+    return len(path.read_text())
+
+
+def moments(item: Item) -> Moments:
+    """A state that depends on the seed alone."""
+    if item.marks:
+        mark(item)
+    time.sleep(item.seconds)
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(item.seed), dtype=torch.float64)
+    return Moments(len(x), x.mT @ x, {("mean", item.seed): x.mean(0), "largest": float(x.max())})
+
+
+def killed_once(item: Item) -> Moments:
+    """The worker of item 2 is killed at its first attempt."""
+    if mark(item) == 1 and item.seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return moments(item._replace(marks=""))
+
+
+def always_killed(item: Item) -> Moments:
+    """The worker of item 2 is always killed."""
+    if item.seed == 2:
+        mark(item)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return moments(item)
+
+
+def fails(item: Item) -> Moments:
+    """Item 2 raises."""
+    if item.seed == 2:
+        raise ZeroDivisionError("seed two")
+    return moments(item)
