@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,6 +111,14 @@ if __name__ == "__main__":
 """
 
 
+def running(process):
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_continues_to_the_same_states(tmp_path, expected, importable, ending):
     work, marks, script = tmp_path / "work", tmp_path / "marks", tmp_path / "killed.py"
@@ -122,9 +131,13 @@ def test_a_killed_run_continues_to_the_same_states(tmp_path, expected, importabl
         time.sleep(0.01)
     process.send_signal(ending)
     process.wait()
+    finished = [json.loads(line) for line in (work / "events.jsonl").read_text().splitlines()[1:]]
+    for worker in {int(event["worker"].partition(":")[2]) for event in finished}:
+        while running(worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     before = {path.name for path in work.glob("items/item-*")}
     assert 2 <= len(before) < 6
-    time.sleep(0.5)  # its worker may write the item that it computes
     found = run_items(moments, items(marks), engine=InProcess(), folder=work, modules=MODULES)
     same(found.states, expected)
     assert before <= {path.name for path in work.glob("items/item-*")}

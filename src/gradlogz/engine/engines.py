@@ -11,6 +11,7 @@ Read next: work_loop.py (which calls them).
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -18,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from itertools import islice
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,8 +266,16 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _begin_worker() -> None:
-    """Ignore interrupts, which the parent process handles."""
+    """Ignore interrupts, which the parent process handles; end with the parent process, also if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for([parent.sentinel])
+    os._exit(1)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
