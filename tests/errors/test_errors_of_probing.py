@@ -1,9 +1,11 @@
 """Loading models, reading texts, holding findings and keeping runs: what is wrong is said in one sentence."""
 
 import atexit
+import contextlib
 import functools
 import io
 import json
+import os
 import pickle
 import shutil
 import tempfile
@@ -470,6 +472,18 @@ def read_only():
         check_place(HERE / "read only" / "run")
 
 
+def working_directory():
+    (HERE / "empty").mkdir(exist_ok=True)
+    with contextlib.chdir(HERE / "empty"):
+        check_place(".")
+
+
+def with_a_pipe():
+    shutil.rmtree(HERE / "piped", ignore_errors=True)
+    os.mkfifo(write_run(HERE / "piped", RUN) / "pipe")
+    check_place(HERE / "piped")
+
+
 def file():
     (HERE / "file").touch()
     return HERE / "file"
@@ -477,6 +491,8 @@ def file():
 
 RUNS = [
     (ValueError, "write_run: folder", "a folder", lambda: check_place(file())),
+    (ValueError, "write_run: folder", "working directory", working_directory),
+    (ValueError, "write_run: folder", "pipe", with_a_pipe),
     (
         ValueError,
         "write_run: folder",

@@ -4,6 +4,7 @@ Read next: ../simulation/run_simulation.py (one simulation), ../simulation/param
 ../probing/propagation/run_propagation.py (tokens in the layers of a trained model).
 """
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,7 +12,8 @@ import typer
 from rich.console import Console
 
 from .._input_errors import InputValueError
-from .outputs import Open, check_drawing, check_file, finish, progress, terminal
+from .boundary import INTERRUPTED
+from .outputs import Force, Open, check_drawing, check_files, finish, progress, terminal
 from .simulate_model import ModelOptions, check_options
 
 if TYPE_CHECKING:
@@ -171,6 +173,7 @@ def command(
     details: Annotated[
         bool, typer.Option("--details", help="Print explanations and the numbers of each seed.")
     ] = False,
+    force: Force = False,
     open_: Open = False,
     list_: Annotated[bool, typer.Option("--list", help="List the presets with their predictions, and exit.")] = False,
 ) -> int:
@@ -194,8 +197,7 @@ def command(
     console = terminal(json)
     named = None if model is None else Path(model).name
     path = Path(out or f"{'phases' if sweep else preset or named or 'simulation'}.html")
-    check_file("simulate", "--out", path)
-    check_file("simulate", "--json", json)
+    check_files("simulate", {"--out": path, "--json": json}, inputs=[text], force=force)
     check_drawing("simulate")
     if model is not None:
         shared = ("tokens", "seeds", "seed", "steps")
@@ -211,7 +213,7 @@ def command(
     else:
         output = _phases(console, sweep, preset, parameters, details=details)
     finish(console, output.lines, run=output.run, page=path, html=output.html, json=json, data=output.data, show=open_)
-    return 0
+    return 0 if output.complete else INTERRUPTED
 
 
 def _only_with_model(**options: Any) -> str | None:
@@ -220,12 +222,13 @@ def _only_with_model(**options: Any) -> str | None:
 
 
 class Output(NamedTuple):
-    """The page, the JSON, the table and the line about the run."""
+    """The page, the JSON, the table, the line about the run, and whether it was not interrupted."""
 
     html: str
     data: str
     lines: "list[Text]"
     run: str
+    complete: bool = True
 
 
 def _list_presets() -> int:
@@ -269,7 +272,8 @@ def _phases(console: Console, grid: str, preset: str | None, parameters: dict[st
     with progress(console, "Simulating grid points") as tell:
         phases = sweep(parse_grid(grid), preset=preset, progress=tell, **parameters)
     lines = phases_table(phases, width) + (phases_details(phases, width) if details else [])
-    return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases))
+    complete = len(phases.points) == prod(len(each.values) for each in phases.ranges)
+    return Output(report(phases), as_json(data_of(phases)), lines, grid_run_text(phases), complete)
 
 
 def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .._output_files import reason_of
 from .._typing import Tensor
 from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
@@ -41,6 +42,7 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
     """
     if find_spec("safetensors") is None:
         return "safetensors is not installed"
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     encoder = _Encoder()
@@ -58,8 +60,8 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
             return f"the disk has less than twice the {size / 2**30:.1f} GiB that they need"
         save_file(tensors, part, {"gradlogz": json.dumps(described)})
         part.replace(folder / STATISTICS)
-    except OSError as error:
-        return f"{type(error).__name__}: {error.strerror}"
+    except (OSError, SafetensorError) as error:  # the second, on a full disk
+        return f"{type(error).__name__}: {reason_of(error)}"
     finally:
         part.unlink(missing_ok=True)
     return ""

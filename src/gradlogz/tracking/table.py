@@ -21,7 +21,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .._errors import InputValueError, MissingPackageError
-from ..page.writing import replaced
+from .._output_files import replaced
 from .records import Tracks
 
 
