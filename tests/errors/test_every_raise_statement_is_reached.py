@@ -10,7 +10,7 @@ from pathlib import Path
 from gradlogz import _errors
 from support.error_form import PACKAGE, refused
 
-CHAPTERS = ["commands", "_errors.py", "_output_files.py", "special", "kernels", "measures"]
+CHAPTERS = ["commands", "_errors.py", "_output_files.py", "_paths.py", "special", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
 CHAPTERS += ["integrations"]
 
