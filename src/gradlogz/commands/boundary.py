@@ -22,8 +22,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from .._foreign_text import visible
 from .._input_errors import InputError
-from .._terminal_text import visible
 
 REFUSED = 2
 PARTIAL = 3

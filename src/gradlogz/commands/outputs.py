@@ -21,10 +21,13 @@ import typer
 from rich.console import Console
 
 from .._displays import PLAIN_WIDTH
+from .._foreign_text import visible
 from .._input_errors import InputError, InputValueError, MissingPackageError
 from .._output_files import check_file, replaced, same_file, write
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.text import Text
 
     from ..probing.runs.findings import Findings
@@ -109,7 +112,15 @@ def terminal(json: str | None) -> Console:
     stderr = json == STANDARD_OUTPUT
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
-    return Console(stderr=stderr, width=fixed)
+    return _Terminal(stderr=stderr, width=fixed, markup=False, emoji=False)
+
+
+class _Terminal(Console):
+    """A console on which names of strangers cannot move the cursor, and brackets in them are brackets."""
+
+    def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def print_lines(console: Console, lines: "Iterable[StyledLine]") -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from rich.text import Text
 
 from .._input_errors import InputValueError
 from .boundary import INTERRUPTED
@@ -191,7 +192,7 @@ def _probe(
     from ..probing.run_probe import evaluate
     from ..probing.runs.run_folder import Run, write_run
 
-    with console.status(f"Loading {checkpoint.label}"):
+    with console.status(Text(f"Loading {checkpoint.label}")):
         loaded = load(
             checkpoint.source, revision=checkpoint.revision, device=settings.device, device_map=settings.device_map,
             dtype=settings.dtype, **settings.allowed,

@@ -6,18 +6,16 @@ Read next: ../simulation/run_simulation.py (one simulation), ../simulation/param
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from .._input_errors import InputValueError
 from .boundary import INTERRUPTED
 from .outputs import Force, Open, check_drawing, check_files, finish, progress, terminal
 from .simulate_model import ModelOptions, check_options
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 def command(
@@ -226,7 +224,7 @@ class Output(NamedTuple):
 
     html: str
     data: str
-    lines: "list[Text]"
+    lines: list[Text]
     run: str
     complete: bool = True
 
@@ -286,7 +284,7 @@ def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
     from ..reporting.propagation_wording import iteration_run_text, run_text
 
     check_start("simulate", options.start or "gaussian")
-    with console.status(f"Loading {options.model}"):
+    with console.status(Text(f"Loading {options.model}")):
         loaded = load(options.model)
     model, tokenizer, width = loaded.model, loaded.tokenizer, console.width
     arguments = {"name": options.model, "reads": loaded.facts["reads"], "facts": loaded.facts, **options.common}
