@@ -16,7 +16,10 @@ class InputError(Exception):
     Attributes:
         call: the function or command that was called.
         argument: the argument at fault; None where no single one is.
+        results: files or folders of results that were written before; None if there are none.
     """
+
+    results: str | None = None
 
     def __init__(self, call: str, argument: str | None, problem: str, remedy: str) -> None:
         super().__init__(f"{call}: {problem}. {remedy}")

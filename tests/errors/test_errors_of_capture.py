@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from PIL import Image
 from torch import nn
 
 import gradlogz
@@ -50,6 +51,12 @@ PIXELS = SimpleNamespace(model_input_names=["pixel_values"])
 def torn():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "torn.png").write_bytes(b"no image")
+        list(images(folder, PIXELS))
+
+
+def large():
+    with tempfile.TemporaryDirectory() as folder:
+        Image.new("1", (9000, 9000)).save(Path(folder, "large.png"))
         list(images(folder, PIXELS))
 
 
@@ -154,6 +161,7 @@ ERRORS = [
         "folder",
         lambda: list(images("/nowhere", PIXELS)),
     ),
+    (ValueError, "images: folder", "pixels", large),
     (
         ImportError,
         "images: pillow",

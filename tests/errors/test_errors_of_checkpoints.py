@@ -66,7 +66,7 @@ def quantised():
 def without_polars():
     find = importlib.util.find_spec
     with mock.patch.object(outputs, "find_spec", lambda name: None if name == "polars" else find(name)):
-        check_tables("report", None, "rows.parquet")
+        check_tables("report", "rows.parquet")
 
 
 def crossing():

@@ -1,14 +1,16 @@
 """The command line refuses options that cannot be used, before anything is computed."""
 
 import importlib.util
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from torch import nn
 
+from gradlogz._output_files import check_file, write
 from gradlogz.commands import verify
-from gradlogz.commands.outputs import check_drawing, check_file
+from gradlogz.commands.outputs import check_drawing, check_files
 from gradlogz.commands.probe import _check_reading
 from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import Loaded
@@ -24,6 +26,13 @@ def without_plotly():
         check_drawing("track")
 
 
+def read_only_file():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        path.touch(0o444)
+        check_file("track", "--out", path)
+
+
 ERRORS = [
     (
         ValueError,
@@ -31,6 +40,11 @@ ERRORS = [
         "written",
         lambda: check_file("track", "--out", HERE),
     ),
+    (ValueError, "track: --out", "name", lambda: check_file("track", "--out", "a\0b")),
+    (ValueError, "track: --out", "did not write", lambda: check_file("track", "--out", __file__)),
+    (ValueError, "track: --out", "permission", read_only_file),
+    (ValueError, "track: --json", "same file", lambda: check_files("track", {"--out": "new", "--json": "./new"})),
+    (RuntimeError, "write: path", "written", lambda: write("no/such/page.html", "text")),
     (
         ValueError,
         "verify: --json",
@@ -66,4 +80,4 @@ def test_what_is_wrong_is_said(refusal):
 
 def test_standard_output_and_no_file_are_not_refused():
     for path in (None, "-"):
-        check_file("verify", "--json", path)
+        check_files("verify", {"--json": path})

@@ -1,9 +1,11 @@
 """Loading models, reading texts, holding findings and keeping runs: what is wrong is said in one sentence."""
 
 import atexit
+import contextlib
 import functools
 import io
 import json
+import os
 import pickle
 import shutil
 import tempfile
@@ -134,10 +136,75 @@ def two_files():
     return HERE / "two"
 
 
+def indexed(name, shard):
+    """A folder whose index names a shard."""
+    index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors(), shard)})
+    place = changed(name, model__safetensors=None)
+    (place / "model.safetensors.index.json").write_text(index)
+    return load(place)
+
+
+def linked(name, file, target):
+    """A folder in which a file is a link."""
+    place = changed(name)
+    (place / file).unlink(missing_ok=True)
+    (place / file).symlink_to(target)
+    return load(place)
+
+
+def with_a_pipe_for_a_tokenizer():
+    place = changed("with a pipe")
+    os.mkfifo(place / "tokenizer.json")
+    return load(place)
+
+
+def with_a_long_header():
+    data = (saved() / "model.safetensors").read_bytes()
+    return load(changed("long header", model__safetensors=(2**40).to_bytes(8, "little") + data[8:]))
+
+
+def without_a_class():
+    with mock.patch("gradlogz.probing.inside.loading._classes", return_value=[]):
+        return load(saved())
+
+
+def with_much_json():
+    with mock.patch("gradlogz.probing.inside.checkpoint_files.LARGEST_JSON", 10):
+        return load(saved())
+
+
 BIAS = "encoder.layer.0.output.dense.bias"
 QUERY = "encoder.layer.1.attention.self.query.weight"
 ALONE = torch.ones(3)
 
+UNINDEXED = {"model__safetensors": None, "model__safetensors__index__json": '{"weight_map": []}'}
+ELSEWHERE = json.dumps({"tokenizer_class": "BertTokenizer", "vocab_file": "/etc/passwd"})
+FILES = [
+    (ValueError, "load: name", "name of a file", lambda: load("x" * 5000)),
+    (ValueError, "load: name", "name of a file", lambda: load("~nosuchuser/model")),
+    (ValueError, "load: name", "bytes", with_much_json),
+    (ValueError, "load: name", "adapter", lambda: load(changed("adapter", adapter_config__json="{}"))),
+    (ValueError, "load: name", "shard", lambda: indexed("pickles", "weights.bin")),
+    (ValueError, "load: name", "shard", lambda: indexed("above", "../bert/model.safetensors")),
+    (ValueError, "load: name", "shard", lambda: indexed("absolute", "/etc/passwd")),
+    (ValueError, "load: name", "shard", lambda: indexed("zero", "/dev/zero")),
+    (ValueError, "load: name", "list of shards", lambda: load(changed("list", **UNINDEXED))),
+    (ValueError, "load: name", "link to nothing", lambda: linked("nothing", "vocab.txt", "nowhere")),
+    (ValueError, "load: name", "outside", lambda: linked("outside", "vocab.txt", "/etc/passwd")),
+    (ValueError, "load: name", "neither", with_a_pipe_for_a_tokenizer),
+    (ValueError, "load: name", "vocab_file", lambda: load(changed("vocab", tokenizer_config__json=ELSEWHERE))),
+    (ValueError, "load: name", "header", with_a_long_header),
+    (ValueError, "load: name", "neither a language", without_a_class),
+    (ValueError, "load: name", "place of an object", lambda: load(changed("list config", config__json="[]"))),
+    *(
+        (ValueError, "load: name", name, lambda name=name: load(changed("many", config__json=config(**{name: 10**9}))))
+        for name in ("num_hidden_layers", "vocab_size", "hidden_size", "max_position_embeddings")
+    ),
+    *(
+        (ValueError, "load: name", "readable", lambda text=text: load(changed("odd", config__json=text)))
+        for text in ("[" * 10**5, '{"model_type": "bert", "layer_norm_eps": 0, "hidden_size": "x"}')
+    ),
+]
 MODELS = [
     (
         ImportError,
@@ -215,7 +282,7 @@ MODELS = [
     (
         ValueError,
         "load: name",
-        "readable",
+        "damaged",
         lambda: load(two_files() / "a.gguf"),
     ),
     (
@@ -470,6 +537,18 @@ def read_only():
         check_place(HERE / "read only" / "run")
 
 
+def working_directory():
+    (HERE / "empty").mkdir(exist_ok=True)
+    with contextlib.chdir(HERE / "empty"):
+        check_place(".")
+
+
+def with_a_pipe():
+    shutil.rmtree(HERE / "piped", ignore_errors=True)
+    os.mkfifo(write_run(HERE / "piped", RUN) / "pipe")
+    check_place(HERE / "piped")
+
+
 def file():
     (HERE / "file").touch()
     return HERE / "file"
@@ -477,6 +556,8 @@ def file():
 
 RUNS = [
     (ValueError, "write_run: folder", "a folder", lambda: check_place(file())),
+    (ValueError, "write_run: folder", "working directory", working_directory),
+    (ValueError, "write_run: folder", "pipe", with_a_pipe),
     (
         ValueError,
         "write_run: folder",
@@ -563,7 +644,7 @@ RUNS = [
     ),
 ]
 
-ERRORS = MODELS + TEXTS + FINDINGS + RUNS
+ERRORS = FILES + MODELS + TEXTS + FINDINGS + RUNS
 
 
 @each_of(ERRORS)

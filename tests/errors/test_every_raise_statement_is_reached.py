@@ -10,7 +10,7 @@ from pathlib import Path
 from gradlogz import _errors
 from support.error_form import PACKAGE, refused
 
-CHAPTERS = ["commands", "_errors.py", "special", "kernels", "measures"]
+CHAPTERS = ["commands", "_errors.py", "_output_files.py", "_paths.py", "special", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
 CHAPTERS += ["integrations"]
 
@@ -27,7 +27,8 @@ def raise_statements():
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
             private = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name) and node.exc.id.startswith("_")
-            if isinstance(node, ast.Raise) and not private:  # a private signal is no error
+            # A private signal is no error, and an error that is raised again is another statement's.
+            if isinstance(node, ast.Raise) and node.exc is not None and not private:
                 yield (path.relative_to(PACKAGE).as_posix(), node.lineno, node.end_lineno), node
 
 

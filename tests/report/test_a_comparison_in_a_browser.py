@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from gradlogz import compare
-from gradlogz.page import write
+from gradlogz._output_files import write
 from gradlogz.reporting.comparison_page import page_of_runs, read_all
 from support.invented_findings import HEADS, LAYERS, findings
 

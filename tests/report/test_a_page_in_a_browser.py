@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from playwright.sync_api import expect
 
-from gradlogz.page import Page, Section, Text, VerdictBanner, render, write
+from gradlogz._output_files import write
+from gradlogz.page import Page, Section, Text, VerdictBanner, render
 from support.sample_page import HARM, TIMES, sample
 
 FIGURES = 7

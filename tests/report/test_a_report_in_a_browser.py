@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from gradlogz import report
-from gradlogz.page import write
+from gradlogz._output_files import write
 from gradlogz.probing.runs.records import VERDICTS
 from support.invented_findings import HEADS, LAYERS, findings
 from support.sample_page import HARM

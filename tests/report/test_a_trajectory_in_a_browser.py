@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
-from gradlogz.page import render, write
+from gradlogz._output_files import write
+from gradlogz.page import render
 from gradlogz.reporting.comparison_page import read_all
 from gradlogz.reporting.trajectory_page import duplicate_sentences, page_of_trajectory
 from gradlogz.reporting.trajectory_terminal import trajectory_lines

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from gradlogz.page import write
+from gradlogz._output_files import write
 
 SLOW = """
 import signal, sys
-from gradlogz.page import writing
+from gradlogz import _output_files as writing
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have told its children to ignore
 def slow(handle):
     print("written", flush=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.text import Text
+
 from .. import __version__
 from .._input_errors import InputError
 
@@ -86,7 +88,7 @@ def runs_of(
     one_series = len({checkpoint.series for checkpoint in checkpoints}) == 1
     for checkpoint in checkpoints:
         folder = root / (checkpoint.part if one_series else checkpoint.label)
-        with console.status(f"Hashing {checkpoint.label}"):
+        with console.status(Text(f"Hashing {checkpoint.label}")):
             facts = hashes_of(checkpoint, settings)
         model = (facts["weights_sha256"], facts["config_sha256"])
         other = first.get(model)

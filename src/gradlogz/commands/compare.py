@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import Open, check_file, open_page, print_closing, print_lines, terminal
+from .outputs import Force, Open, check_files, open_page, print_closing, print_lines, terminal
 
 
 def command(
@@ -19,6 +19,7 @@ def command(
     details: Annotated[
         bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
     ] = False,
+    force: Force = False,
     open_: Open = False,
 ) -> int:
     """Compare results of gradlogz probe: for different models, or for checkpoints of one model during training.
@@ -29,12 +30,12 @@ def command(
 
     The training step is read from the metadata of a run folder, or from the name of the folder or model (step1000).
     """
-    from ..page import write
+    from .._output_files import write
     from ..reporting.comparison_page import page_of_runs, read_all
     from ..reporting.comparison_terminal import comparison_lines
     from ..reporting.findings_page import rendered
 
-    check_file("compare", "--out", out)
+    check_files("compare", {"--out": out}, force=force)
     every = read_all(runs)
     html = rendered(page_of_runs(every), "compare")
     path = Path(out)

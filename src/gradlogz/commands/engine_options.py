@@ -1,12 +1,9 @@
-"""Options of commands whose work an engine divides, and the exit status of work that is not complete.
+"""Options of commands whose work an engine divides.
 
     --engine, --workers, --address     who computes
     --resume, --restart                a folder of finished parts, from which the same command continues
 
-    0      everything is finished            3      some parts failed; the results of the others are written
-    130    interrupted by Ctrl-C; the results so far are written
-
-Read next: ../engine/work_loop.py.
+Read next: ../engine/work_loop.py, boundary.py (exit statuses).
 """
 
 from collections.abc import Mapping
@@ -15,9 +12,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from .._foreign_text import visible
 from .._input_errors import InputValueError
-
-PARTIAL, INTERRUPTED = 3, 130
 
 EngineName = Annotated[
     str | None,
@@ -68,4 +64,4 @@ class EngineOptions(NamedTuple):
 def print_failures(console: Console, failures: Mapping[str, str]) -> None:
     """Print the parts that failed, each with the last line of its error."""
     for name, error in failures.items():
-        console.print(f"{name} failed: {error.splitlines()[-1]}", style="red", highlight=False, markup=False)
+        console.print(f"{name} failed: {visible(error.splitlines()[-1])}", style="red", highlight=False, markup=False)

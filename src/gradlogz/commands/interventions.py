@@ -57,7 +57,7 @@ def write_interventions(
     seed: int,
 ) -> "Interventions":
     """Measure interventions and write them into the folder of a run."""
-    from ..page import write
+    from .._output_files import write
     from ..probing.corpus.readers import corpus_of
     from ..probing.interventions.run_interventions import FIT_TOKENS, TOKENS, chosen_interventions, intervene
     from ..reporting.interventions_page import FILE, TABLE

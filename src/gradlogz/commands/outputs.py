@@ -1,16 +1,17 @@
 """Outputs of commands: the terminal, a page, JSON.
 
-check_file, check_drawing, check_tables   raise before the computation if an output cannot be written after it
+check_files, check_drawing, check_tables  raise before the computation if an output cannot be written after it
 terminal                    a console on standard output, or on standard error if JSON takes standard output
 print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
 write_json, write_tables, open_page       the files
 finish                      all files, then the table of results and where the files are
+keeping                     results are on the disk: an error from here on ends with exit status 3
 """
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +21,13 @@ import typer
 from rich.console import Console
 
 from .._displays import PLAIN_WIDTH
-from .._input_errors import InputValueError, MissingPackageError
+from .._foreign_text import visible
+from .._input_errors import InputError, InputValueError, MissingPackageError
+from .._output_files import check_file, replaced, same_file, write
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.text import Text
 
     from ..probing.runs.findings import Findings
@@ -42,6 +47,9 @@ Parquet = Annotated[
     str | None,
     typer.Option("--parquet", help="Parquet file for the same rows; needs polars (default: none).", show_default=False),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also replace existing files that gradlogz did not write.", show_default=False)
+]
 
 
 class Tell(Protocol):
@@ -50,15 +58,37 @@ class Tell(Protocol):
     def __call__(self, done: int | None = None, total: int | None = None, /, *, what: str | None = None) -> None: ...
 
 
-def check_file(call: str, flag: str, path: Path | str | None) -> None:
-    """Raise if a file cannot be written; None, and standard output for JSON, always can."""
-    if path is None or (flag == "--json" and path == STANDARD_OUTPUT):
-        return
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        missing = f"there is no folder {path.parent}" if not path.parent.is_dir() else f"{path.parent} is not writable"
-        reason = "it is a folder" if path.is_dir() else missing
-        raise InputValueError(call, flag, f"{flag} {path} cannot be written: {reason}", "Name another file.")
+def check_files(
+    call: str,
+    files: Mapping[str, Path | str | None],
+    *,
+    inputs: Iterable[str | None] = (),
+    force: bool = False,
+) -> None:
+    """Raise if a file of the options cannot be written, is written twice, or is an input of the command.
+
+    files: paths by flag; None is no file, and - for --json is standard output.
+    """
+    paths = {flag: path for flag, path in files.items() if path is not None}
+    if paths.get("--json") == STANDARD_OUTPUT:
+        del paths["--json"]
+    for flag, path in paths.items():
+        check_file(call, flag, path, force=force)
+    read = [path for path in inputs if path is not None and path != STANDARD_OUTPUT]
+    for number, (flag, path) in enumerate(paths.items()):
+        twice = [f"that of {other}" for other in list(paths)[:number] if same_file(path, paths[other])]
+        twice += ["the input of this command" for other in read if _is_input(path, other)]
+        if twice:
+            problem = f"{flag} {path} is the same file as {twice[0]}"
+            raise InputValueError(call, flag, problem, "Name another file.")
+
+
+def _is_input(path: Path | str, source: str) -> bool:
+    """True if an output is the file of an input; inputs that are no usable path are refused by their readers."""
+    try:
+        return same_file(path, Path(source).expanduser())
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def check_drawing(call: str) -> None:
@@ -70,10 +100,8 @@ def check_drawing(call: str) -> None:
         raise MissingPackageError(call, name, f"{name} is needed for pages and is not installed", remedy)
 
 
-def check_tables(call: str, csv: str | None, parquet: str | None) -> None:
-    """Raise if a table of rows cannot be written, or if parquet is wanted and polars is not installed."""
-    check_file(call, "--csv", csv)
-    check_file(call, "--parquet", parquet)
+def check_tables(call: str, parquet: str | None) -> None:
+    """Raise if parquet is wanted and polars is not installed."""
     if parquet is not None and find_spec("polars") is None:
         remedy = "Install it with: pip install 'gradlogz[tables]', or use --csv."
         raise MissingPackageError(call, "polars", "polars is needed for --parquet and is not installed", remedy)
@@ -84,7 +112,15 @@ def terminal(json: str | None) -> Console:
     stderr = json == STANDARD_OUTPUT
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
-    return Console(stderr=stderr, width=fixed)
+    return _Terminal(stderr=stderr, width=fixed, markup=False, emoji=False)
+
+
+class _Terminal(Console):
+    """A console on which names of strangers cannot move the cursor, and brackets in them are brackets."""
+
+    def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def print_lines(console: Console, lines: "Iterable[StyledLine]") -> None:
@@ -126,23 +162,36 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
 
 def write_json(path: str | None, text: str) -> None:
     """Write JSON to a file or to standard output; nothing if the path is None."""
-    from ..page import write
-
     if path == STANDARD_OUTPUT:
-        print(text)
+        print_json(text)
     elif path is not None:
         write(path, f"{text}\n")
 
 
+def print_json(text: str) -> None:
+    """Print JSON in UTF-8, which is its encoding whatever that of the terminal."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(f"{text}\n".encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()
+
+
 def write_tables(csv: str | None, parquet: str | None, findings: "Findings") -> None:
     """Write the rows of findings as CSV and as parquet, where a path is given."""
-    from ..page import replaced, write
-
     if csv is not None:
         write(csv, findings.csv())
     if parquet is not None:
         with replaced(parquet) as part:
             findings.frame().write_parquet(part)
+
+
+@contextmanager
+def keeping(results: Sequence[Path | str]) -> Iterator[None]:
+    """Context with results on the disk, if any: bad input, or an output that fails, ends it with exit status 3."""
+    try:
+        yield
+    except InputError as error:
+        error.results = ", ".join(map(str, results)) or None
+        raise
 
 
 def finish(
@@ -154,24 +203,26 @@ def finish(
     html: str,
     json: str | None,
     data: str,
-    tables: Iterable[str] = (),
+    tables: Sequence[str] = (),
     show: bool,
 ) -> None:
     """Write the page and the JSON, then print the table and three closing lines; open the page in a browser if `show`.
 
     Files come first, so that a closed pipe costs no result.
     """
-    from ..page import write
     from ..reporting import result_table as table
 
-    write(page, html)
-    if json != STANDARD_OUTPUT:
-        write_json(json, data)
+    written: list[Path | str] = list(tables)
+    with keeping(written):
+        write(page, html)
+        written.append(page)
+        if json != STANDARD_OUTPUT:
+            write_json(json, data)
     files = [*tables, *([json] if json not in (None, STANDARD_OUTPUT) else [])]
     results = ", ".join(files) or ("standard output" if json else "not written (--json FILE writes them)")
     size = f"{page} ({len(html) / 1e6:.1f} MB)"
     table.print_lines(console, [*lines, *table.closing_lines(run, results, size, console.width)])
     if json == STANDARD_OUTPUT:
-        print(data)
+        print_json(data)
     if show:
         open_page(page)

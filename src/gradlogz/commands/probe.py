@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from rich.text import Text
 
 from .._input_errors import InputValueError
+from .boundary import INTERRUPTED
 from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
     RUN_PAGE,
     Csv,
+    Force,
     Parquet,
-    check_file,
+    check_files,
     check_tables,
+    keeping,
     print_closing,
     print_lines,
     terminal,
@@ -42,7 +46,6 @@ SERIES = "checkpoints"  # default name of a folder for checkpoints of several tr
 TRAJECTORY = "trajectory.html"  # page of several checkpoints
 STANDARD_INPUT = "-"
 MODEL = "minilm"  # default model
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 STOPPED = "Interrupted: the results cover only the text read so far."
 UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
 NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
@@ -94,6 +97,7 @@ def command(
     ] = None,
     csv: Csv = None,
     parquet: Parquet = None,
+    force: Force = False,
     device: Annotated[
         str | None,
         typer.Option(help="Device: cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
@@ -136,8 +140,9 @@ def command(
     from ..probing.prediction_files import selected
 
     console = terminal(json)
-    check_file("probe", "--json", json)
-    check_tables("probe", csv, parquet)
+    files = {"--json": json, "--csv": csv, "--parquet": parquet}
+    check_files("probe", files, inputs=[text, *(prediction or [])], force=force)
+    check_tables("probe", parquet)
     check_intervene(intervene)
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
@@ -187,7 +192,7 @@ def _probe(
     from ..probing.run_probe import evaluate
     from ..probing.runs.run_folder import Run, write_run
 
-    with console.status(f"Loading {checkpoint.label}"):
+    with console.status(Text(f"Loading {checkpoint.label}")):
         loaded = load(
             checkpoint.source, revision=checkpoint.revision, device=settings.device, device_map=settings.device_map,
             dtype=settings.dtype, **settings.allowed,
@@ -245,14 +250,15 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     check_place(place)
     run, loaded, words = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
-    outputs.write(run.findings)
     effects = None
-    if outputs.intervene is not None:
-        effects = write_interventions(
-            place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
-            length=settings.length, seed=settings.seed,
-        )  # fmt: skip
-    page = page_of(place)  # files come first, so that a closed pipe costs no result
+    with keeping([place]):
+        outputs.write(run.findings)
+        if outputs.intervene is not None:
+            effects = write_interventions(
+                place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
+                length=settings.length, seed=settings.seed,
+            )  # fmt: skip
+        page = page_of(place)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
     if effects is not None:
         print_interventions(console, effects)
@@ -283,18 +289,22 @@ def _several(
     def measure(checkpoint: "CheckpointName", folder: Path, facts: dict[str, str]) -> "Run":
         return _probe(checkpoint, folder, settings, console, facts).run
 
-    for each in runs_of(checkpoints, root, settings, console, measure):
-        done.append(each)
-        fact = each.origin if each.origin in ("measured", "kept") else f"same weights as {each.origin}"
-        console.print(f"{each.label}: {fact}", style="dim", highlight=False)
-    complete = done[-1].run.complete
-    first, *others = (each.run.findings for each in done)
-    outputs.write(first.merge(*others))
-    line, page = f"{len(done)} of {len(checkpoints)} checkpoints", "none; fewer than two checkpoints are measured"
-    if others:
-        runs = read_all([each.folder for each in done])
-        page = _trajectory(root, runs)
-        print_lines(console, trajectory_lines(runs, console.width, details=outputs.details))
+    folders: list[Path] = []
+    page = "none; fewer than two checkpoints are measured"
+    with keeping(folders):
+        for each in runs_of(checkpoints, root, settings, console, measure):
+            done.append(each)
+            folders.append(each.folder)
+            fact = each.origin if each.origin in ("measured", "kept") else f"same weights as {each.origin}"
+            console.print(f"{each.label}: {fact}", style="dim", highlight=False)
+        complete = done[-1].run.complete
+        line = f"{len(done)} of {len(checkpoints)} checkpoints"
+        first, *others = (each.run.findings for each in done)
+        outputs.write(first.merge(*others))
+        if others:
+            runs = read_all(folders)
+            page = _trajectory(root, runs)
+            print_lines(console, trajectory_lines(runs, console.width, details=outputs.details))
     if not complete:
         console.print(STOPPED, style="yellow")
     print_closing(console, line, root, page)
@@ -303,7 +313,8 @@ def _several(
 
 def _trajectory(root: Path, runs: "Runs") -> str:
     """Write the page of trajectories; return its path, or the command that installs pages."""
-    from ..page import missing, render, write
+    from .._output_files import write
+    from ..page import missing, render
     from ..reporting.trajectory_page import page_of_trajectory
 
     if missing():
@@ -313,7 +324,8 @@ def _trajectory(root: Path, runs: "Runs") -> str:
 
 def page_of(run: Path) -> str:
     """Write the page of a run into its folder; return its path, or the command that installs pages."""
-    from ..page import missing, write
+    from .._output_files import write
+    from ..page import missing
     from ..reporting import report
 
     if missing():

@@ -11,11 +11,13 @@ import typer
 from .outputs import (
     RUN_PAGE,
     Csv,
+    Force,
     Open,
     Parquet,
     check_drawing,
-    check_file,
+    check_files,
     check_tables,
+    keeping,
     open_page,
     print_closing,
     print_lines,
@@ -34,6 +36,7 @@ def command(
     ] = False,
     csv: Csv = None,
     parquet: Parquet = None,
+    force: Force = False,
     open_: Open = False,
 ) -> int:
     """Rebuild the HTML page of a probe run: verdicts, a map of heads, figures and data for every claim.
@@ -42,7 +45,7 @@ def command(
 
     If files of the run are damaged or missing, the page lists them and shows what can be read.
     """
-    from ..page import write
+    from .._output_files import write
     from ..reporting.findings_page import page_of_run, rendered
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
@@ -50,14 +53,16 @@ def command(
 
     path = Path(out) if out is not None else Path(run) / RUN_PAGE
     if out is not None:  # the default is in the run folder, whose errors contents_of describes
-        check_file("report", "--out", path)
-    check_tables("report", csv, parquet)
+        check_files("report", {"--out": path}, force=force)
+    check_files("report", {"--csv": csv, "--parquet": parquet}, force=force)
+    check_tables("report", parquet)
     check_drawing("report")
     contents = contents_of(run, "report")
     html = rendered(page_of_run(contents), "report")
-    check_file("report", "--out", path)
+    check_files("report", {"--out": path, "--csv": csv, "--parquet": parquet}, force=force)
     write(path, html)  # before the table, so that a closed pipe costs no page
-    write_tables(csv, parquet, contents.findings)
+    with keeping([path]):
+        write_tables(csv, parquet, contents.findings)
     console = terminal(None)
     print_lines(console, claim_lines(contents.findings, contents.name, console.width, details=details))
     measured = f"{contents.name}, {measured_line(contents.facts)}".rstrip(", ")

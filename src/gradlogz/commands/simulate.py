@@ -5,28 +5,17 @@ Read next: ../simulation/run_simulation.py (one simulation), ../simulation/param
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from .._input_errors import InputValueError
-from .engine_options import (
-    INTERRUPTED,
-    PARTIAL,
-    Address,
-    EngineName,
-    EngineOptions,
-    Restart,
-    Resume,
-    Workers,
-    print_failures,
-)
-from .outputs import Open, check_drawing, check_file, finish, progress, terminal
+from .boundary import INTERRUPTED, PARTIAL
+from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
+from .outputs import Force, Open, check_drawing, check_files, finish, progress, terminal
 from .simulate_model import ModelOptions, check_options
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 def command(
@@ -187,6 +176,7 @@ def command(
     details: Annotated[
         bool, typer.Option("--details", help="Print explanations and the numbers of each seed.")
     ] = False,
+    force: Force = False,
     open_: Open = False,
     list_: Annotated[bool, typer.Option("--list", help="List the presets with their predictions, and exit.")] = False,
 ) -> int:
@@ -210,8 +200,7 @@ def command(
     console = terminal(json)
     named = None if model is None else Path(model).name
     path = Path(out or f"{'phases' if sweep else preset or named or 'simulation'}.html")
-    check_file("simulate", "--out", path)
-    check_file("simulate", "--json", json)
+    check_files("simulate", {"--out": path, "--json": json}, inputs=[text], force=force)
     check_drawing("simulate")
     distribution = EngineOptions(engine, workers, resume, restart, address)
     if sweep is None:
@@ -243,7 +232,7 @@ class Output(NamedTuple):
 
     html: str
     data: str
-    lines: "list[Text]"
+    lines: list[Text]
     run: str
     status: int = 0
 
@@ -304,7 +293,7 @@ def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
     from ..reporting.propagation_wording import iteration_run_text, run_text
 
     check_start("simulate", options.start or "gaussian")
-    with console.status(f"Loading {options.model}"):
+    with console.status(Text(f"Loading {options.model}")):
         loaded = load(options.model)
     model, tokenizer, width = loaded.model, loaded.tokenizer, console.width
     arguments = {"name": options.model, "reads": loaded.facts["reads"], "facts": loaded.facts, **options.common}

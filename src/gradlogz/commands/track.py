@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import Open, check_drawing, check_file, finish, progress, terminal
+from .outputs import Force, Open, check_drawing, check_files, finish, progress, terminal
 
 
 def command(
@@ -98,6 +98,7 @@ def command(
         bool,
         typer.Option("--details", help="Also print sentences on consistency and errors, and the rule of the verdicts."),
     ] = False,
+    force: Force = False,
     open_: Open = False,
 ) -> int:
     """Track moving targets with a switching Kalman filter and test whether the filter is consistent (NIS).
@@ -117,11 +118,10 @@ def command(
     console = terminal(json)
     columns, numbers = columns_in(column or []), numbers_in(sigma)
     path = Path(out or (f"{Path(file).stem}.html" if file else "track.html"))
-    check_file("track", "--out", path)
-    check_file("track", "--out-table", out_table)
+    files = {"--out": path, "--out-table": out_table, "--json": json}
+    check_files("track", files, inputs=[file], force=force)
     if out_table is not None:
         check_table(out_table)
-    check_file("track", "--json", json)
     check_drawing("track")
     with progress(console, "Filtering") as tell:
         tracks = track(

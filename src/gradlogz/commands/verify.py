@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .._input_errors import InputValueError
-from .outputs import check_drawing, check_file, progress, terminal, write_json
+from .outputs import Force, check_drawing, check_files, progress, terminal, write_json
 
 
 def command(
@@ -29,6 +29,7 @@ def command(
     details: Annotated[
         bool, typer.Option("--details", help="Print every formula in full, with its tolerance.")
     ] = False,
+    force: Force = False,
 ) -> int:
     """Check statements of the paper (Shim, 2022), its appendix, two draft notes and docs/theory.md numerically.
 
@@ -40,7 +41,7 @@ def command(
     """
     from rich.text import Text
 
-    from ..page import write
+    from .._output_files import write
     from ..reporting import report
     from ..reporting.result_table import print_lines
     from ..reporting.verification_page import data_of
@@ -49,8 +50,7 @@ def command(
     from ..verification.statement import Verification
 
     console = terminal(json)
-    check_file("verify", "--json", json)
-    check_file("verify", "--out", out)
+    check_files("verify", {"--json": json, "--out": out}, force=force)
     if out is not None:
         check_drawing("verify")
     selected = statements(only)

@@ -21,6 +21,8 @@ import numpy
 import torch
 from numba import cfunc, njit, types
 
+from .compiled_cache import entry_of, make_sound, seal
+
 LINE = 64  # bytes of a cache line
 
 # For functions that only compiled code calls. Python calls workers, which are cached on disk.
@@ -28,12 +30,21 @@ compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrap
 
 
 def compile_worker(function: Callable[[int], None]) -> Any:
-    """Compile a function to a C function, cached on disk if a cache folder is writable."""
+    """Compile a function to a C function, cached on disk if a cache folder of this user is writable.
+
+    Law: tests/faults/test_a_damaged_cache_of_kernels_costs_only_time.py.
+    """
     kind = types.void(types.int64)
     try:
-        return cfunc(kind, error_model="numpy", cache=True)(function)
-    except RuntimeError:
-        return cfunc(kind, error_model="numpy")(function)
+        entry = entry_of(function)
+        if make_sound(entry):
+            worker = cfunc(kind, error_model="numpy", cache=True)(function)
+            if not worker.cache_hits:
+                seal(entry)
+            return worker
+    except Exception:  # any trouble with the cache, also a full disk; an error of the compiler comes again below
+        pass
+    return cfunc(kind, error_model="numpy")(function)
 
 
 class Team:

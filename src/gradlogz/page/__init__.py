@@ -4,7 +4,7 @@ Page        title, verdict, sections, and how to reproduce it
 Section     a heading that folds, and parts: Text, Facts, VerdictBanner, Table, Figure, PointCloud, Views
 Figure      axes with units and formulas, and marks: Line, Ribbon, Points, Outlines, Heat
 Choice      an item that the reader can select to filter every part
-render      a page as HTML; write replaces a file atomically
+render      a page as HTML
 drawn       one figure, for a notebook
 
 A leaf: it imports neither torch nor the rest of the package.
@@ -30,7 +30,7 @@ from .parts import (
     Views,
 )
 from .rendering import as_json, drawn, render
-from .writing import missing, replaced, write
+from .required_packages import missing
 
 __all__ = [
     "Page",
@@ -62,6 +62,4 @@ __all__ = [
     "drawn",
     "as_json",
     "missing",
-    "replaced",
-    "write",
 ]

@@ -259,7 +259,10 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
-  const quoted = (cell) => (/[",\n\r]/.test(String(cell)) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell ?? ""));
+  // A text that a spreadsheet would compute, such as =1+1, has an apostrophe before it.
+  const harmless = (text) => (/^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text);
+  const escaped = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const quoted = (cell) => escaped(harmless(String(cell ?? "")));
   const csv = (columns, rows) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
   function figureRows(figure) {
     if ("frames" in figure) {

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .._output_files import reason_of
 from ..engine.state_file import Encoded, NotStorableError, read_state
 from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
@@ -29,6 +30,8 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
     """
     if find_spec("safetensors") is None:
         return "safetensors is not installed"
+    from safetensors import SafetensorError
+
     try:
         state = Encoded(_plain(measured))
     except NotStorableError:
@@ -40,8 +43,8 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
             return f"the disk has less than twice the {state.nbytes / 2**30:.1f} GiB that they need"
         state.write(part, facts)
         part.replace(folder / STATISTICS)
-    except OSError as error:
-        return f"{type(error).__name__}: {error.strerror}"
+    except (OSError, SafetensorError) as error:  # the second, on a full disk
+        return f"{type(error).__name__}: {reason_of(error)}"
     finally:
         part.unlink(missing_ok=True)
     return ""

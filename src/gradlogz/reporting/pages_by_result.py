@@ -21,7 +21,8 @@ from typing import Any
 
 from .._displays import register
 from .._errors import InputTypeError
-from ..page import Page, write
+from .._output_files import write
+from ..page import Page
 from ..probing.interventions.records import Interventions
 from ..probing.propagation.records import LayerIteration, Propagation
 from ..probing.runs.findings import Findings

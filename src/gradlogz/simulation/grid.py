@@ -18,6 +18,7 @@ from .._errors import InputTypeError, InputValueError
 INTEGERS = ("dim", "tokens", "heads")
 NUMBERS = ("beta", "tau")
 SWEPT = (*NUMBERS, *INTEGERS, "contraction")
+LONGEST = 10_000  # values of an axis
 EXAMPLE = '"beta=0.1:4:12,tau=-0.5:1:8" or "contraction=zca|rms_norm"'
 Grid = Mapping[str, Iterable[float] | Iterable[str]]
 
@@ -92,7 +93,7 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
     try:
         if ":" in text:
             low, high, count = text.split(":")
-            numbers = _spaced(float(low), float(high), int(count))
+            numbers = _spaced(float(low), float(high), int(count)) if 0 < int(count) <= LONGEST else []
         else:
             numbers = [float(word) for word in text.split("|")]
     except ValueError:  # not a number, or not three parts

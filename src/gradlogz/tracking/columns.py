@@ -98,7 +98,8 @@ def _file(path: Path) -> Columns:
     try:
         return _parquet(path) if path.suffix == ".parquet" else _csv(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reasons = {OSError: getattr(error, "strerror", ""), csv.Error: str(error)}
+        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), "it is not UTF-8 text")
         remedy = "Pass a CSV or .parquet file with the columns time, target, x, y."
         raise InputValueError("track", "detections", f"{path} cannot be read: {reason}", remedy) from None
 
@@ -140,6 +141,6 @@ def _parquet(path: Path) -> Columns:
     with path.open("rb") as file:
         try:
             return columns_of(polars.read_parquet(file))
-        except polars.exceptions.PolarsError:
+        except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, MemoryError):
             problem, remedy = f"{path} is not a valid parquet file", "Write the file again, or pass a CSV file."
             raise InputValueError("track", "detections", problem, remedy) from None

@@ -26,6 +26,8 @@ from .projection import LocalPlane
 
 MISSING = ("", "na", "n/a", "null", "none", "nat", "-")  # "nan" is parsed by float
 LONGEST = 40  # characters of a cell in a message
+LARGEST = 1e30  # beyond, powers of numbers overflow in the filter
+TOO_LARGE = f"be at most {LARGEST:.0e} in magnitude"
 
 
 class Detections(NamedTuple):
@@ -135,6 +137,7 @@ def _converted(table: Columns, roles: Mapping[str, Role]) -> tuple[Detections, l
         cells = table.cells[roles[quantity].column]
         numbers = _numbers(cells, decimal_comma=table.decimal_comma) * roles[quantity].scale(quantity)
         reject(quantity, numbers.isinf(), "be a number or empty")
+        reject(quantity, numbers.isfinite() & (numbers.abs() > LARGEST), TOO_LARGE)
         return numbers
 
     position, plane = _positions(numbers_of, reject, roles)
@@ -143,6 +146,7 @@ def _converted(table: Columns, roles: Mapping[str, Role]) -> tuple[Detections, l
     if not unit and roles["time"].unit:  # a timestamp has no other unit than its own
         time, unit = time * roles["time"].scale("time"), "s"
     reject("time", ~time.isfinite() & ~time.isneginf(), "be a number or an ISO timestamp")
+    reject("time", time.isfinite() & (time.abs() > LARGEST), TOO_LARGE)
     reject("time", time.isneginf(), "have a time zone if other times have one, and none if they have none")
     cells = table.cells[roles["target"].column] if "target" in roles else ["1"] * len(rows)
     names = list(map(_name, cells))

@@ -175,6 +175,8 @@ def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:
     if len(wide.squared) == 0:
         return m, 0.0, 0.0
     m_wide, c_wide = float(wide.squared.median()) / MEDIAN, float(wide.drift.median())
+    if c == 0 or c_wide == 0:  # most detections have the same time as another one
+        return m, 0.0, 0.0
     q = min(max((m_wide - m) / (c_wide - c), 0.0) if c_wide > c else 0.0, m / c)
     r = max(m - q * c, 0.0)
     largest = float(wide.squared.quantile(0.95)) / HIGH

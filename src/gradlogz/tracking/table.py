@@ -21,7 +21,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .._errors import InputValueError, MissingPackageError
-from ..page.writing import replaced
+from .._foreign_text import table_cell
+from .._output_files import replaced
 from .records import Tracks
 
 
@@ -100,14 +101,21 @@ def write_table(tracks: Tracks, path: str | Path) -> Path:
             with part.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
-                writer.writerows(zip(*map(_cells, columns.values()), strict=True))
+                writer.writerows(map(table_cell, row) for row in zip(*map(_cells, columns.values()), strict=True))
         else:
             frame = frame_of(tracks)
             if Path(path).suffix == ".parquet":
                 frame.write_parquet(part)
             else:
-                frame.write_csv(part)
+                frame.with_columns(_without_formulas(polars)).write_csv(part)
     return Path(path)
+
+
+def _without_formulas(polars: Any) -> Any:
+    """Columns of texts, as `table_cell` has each cell."""
+    text = polars.col(polars.String)
+    computed = text.str.contains(r"^[=+\-@\t\r]") & text.cast(polars.Float64, strict=False).is_null()
+    return polars.when(computed).then("'" + text).otherwise(text).name.keep()
 
 
 def _polars() -> Any:

@@ -72,7 +72,7 @@ def discretize(
     dt = with_numbers(drift=drift, dt=dt)["dt"]
     A, C = torch.broadcast_tensors(drift, density)  # Shorthand
     size, doublings = _size(A), _doublings(A, dt)
-    A, tau = A / size, (size * dt[..., None, None]) / 2**doublings  # scaled so that powers stay in range
+    A, tau = A / size, (size * dt[..., None, None]) / 2.0**doublings  # scaled so that powers stay in range
     power, moment = A, C / size
     powers, moments = [], []
     for n in range(1, TERMS + 1):
@@ -96,7 +96,7 @@ def exponential(
         nilpotent: whether A^s = 0, so that the series is finite and needs no doubling.
     """
     size, doublings = _size(drift), 0 if nilpotent else _doublings(drift, dt)
-    A, tau = drift / size, (size * dt[..., None, None]) / 2**doublings
+    A, tau = drift / size, (size * dt[..., None, None]) / 2.0**doublings
     powers = [A]
     for n in range(2, drift.shape[-1] if nilpotent else TERMS + 1):
         powers.append(A @ powers[-1] / n)
@@ -129,7 +129,7 @@ def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "
     dt = with_numbers(rate=rate, dt=dt)["dt"]
     size, doublings = _size(rate), _doublings(rate, dt)
     # Enforce rows that sum to zero; otherwise derivatives would depend on the number of doublings.
-    G, tau = (rate - torch.diag_embed(rate.sum(-1))) / size, (size * dt[..., None, None]) / 2**doublings
+    G, tau = (rate - torch.diag_embed(rate.sum(-1))) / size, (size * dt[..., None, None]) / 2.0**doublings
     powers = [G]
     for n in range(2, TERMS + 1):
         powers.append(G @ powers[-1] / n)

@@ -5,7 +5,8 @@ Read next: text.py (the source), ../../commands/checkpoint_runs.py (which keeps 
 
 import hashlib
 import platform
-from pathlib import Path
+
+from ..._paths import user_path
 
 
 def source_hash(source: str | None) -> str:
@@ -14,7 +15,7 @@ def source_hash(source: str | None) -> str:
     if source is None:
         digest.update(f"help topics of Python {platform.python_version()}".encode())
         return digest.hexdigest()
-    path = Path(source).expanduser()
+    path = user_path("documents", "source", source)
     for file in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
         digest.update(f"{file.relative_to(path.parent).as_posix()}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:

@@ -7,15 +7,18 @@ Read next: batching.py (batches of their tokens), images.py (inputs other than t
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ..._errors import InputTypeError, InputValueError
+from ..._paths import user_path
 from .smiles import reactions
 
 PART = 20_000  # characters after which a long file is continued as another document, at the next blank line
+SURROGATES = re.compile("[\ud800-\udfff]")  # halves of characters, which JSON can write and UTF-8 cannot
 BY_LINE = (".smi", ".smiles", ".rsmi")  # one document per line
 
 
@@ -47,7 +50,7 @@ def documents(source: Source = None, *, reads: str = "text") -> Iterator[Documen
     if isinstance(source, str) and source == "-":
         return _some(_decoded("standard input", _parts("standard input", sys.stdin)), "standard input")
     if isinstance(source, str | os.PathLike):
-        path = Path(source).expanduser()
+        path = user_path("documents", "source", source)
         if not path.exists():
             problem = f"source must be an existing file or folder, got {os.fspath(source)[:80]!r}"
             raise InputValueError("documents", "source", problem, "Pass texts as a list of strings.")
@@ -126,7 +129,7 @@ def _decoded(name: str, documents: Iterator[Document]) -> Iterator[Document]:
     text = True
     try:
         for document in documents:
-            if not (text := "\0" not in document.text):
+            if not (text := "\0" not in document.text and not SURROGATES.search(document.text)):
                 break
             yield document
     except UnicodeDecodeError:
@@ -147,7 +150,7 @@ def _records(name: str, lines: TextIO) -> Iterator[Document]:
             continue
         try:
             text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if not isinstance(text, str):
             problem = f'line {number} of {name} is not a JSON object with a string "text"'

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..._errors import InputValueError
+from ..._paths import user_path
 from .loading import formats_in
 from .training_step import step_in
 
@@ -54,7 +55,7 @@ def checkpoints_of(names: Sequence[str]) -> list[CheckpointName]:
 
 
 def _checkpoints(name: str) -> list[CheckpointName]:
-    path = Path(name).expanduser()
+    path = user_path("probe", "model", name)
     if path.is_dir() and not formats_in(path):
         parts = [part for part in path.iterdir() if part.is_dir() and step_in(part.name) is not None]
         parts = sorted((part for part in parts if formats_in(part)), key=lambda part: (step_in(part.name), part.name))

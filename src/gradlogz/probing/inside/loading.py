@@ -27,11 +27,15 @@ import torch
 from torch import nn
 
 from ..._errors import InputValueError, MissingPackageError
+from ..._paths import user_path
+from .checkpoint_files import AGAIN, check_checkpoint, checked_config, reading
+from .checkpoint_files import first_line as first_line
 from .training_step import step_in
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
     "float16": torch.float16
 }
+LOCAL = {"local_files_only": True}  # a download, if any, comes before
 PATIENCE = 5.0  # timeout of the hub, in seconds
 NAMES_SHOWN = 4  # number of missing or unexpected keys named in an error
 
@@ -153,6 +157,8 @@ def locate(
     if checkpoint.format == "pickle" and package is None and not allow_pickle:
         remedy = "Save the model as safetensors, or pass allow_pickle=True to read them with weights_only=True."
         raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
+    if package is None:  # the files of an installed package are the user's own, and may be links
+        check_checkpoint(*checkpoint)
     return checkpoint
 
 
@@ -238,7 +244,8 @@ def _folder(
     name: str, revision: str | None, package: Package | None, allow_pickle: bool, allow_remote_code: bool
 ) -> Path:
     """Return the folder or the GGUF file of a model name."""
-    if revision is not None and (package is not None or Path(name).expanduser().exists()):
+    path = user_path("load", "name", name)
+    if revision is not None and (package is not None or path.exists()):
         problem = f"revision {revision!r} needs a model of the hub, but {name} is one of this machine"
         raise InputValueError("load", "revision", problem, "Name the folder of the checkpoint.")
     if package is not None:
@@ -249,7 +256,6 @@ def _folder(
             problem = f"{package.distribution}, the package that contains {name}, is not installed"
             raise InputValueError("load", "name", problem, remedy)
         return Path(spec.origin).parent / package.folder
-    path = Path(name).expanduser()
     if path.exists():
         return path
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
@@ -319,28 +325,28 @@ def _checkpoint(path: Path) -> Checkpoint:
 
 def _config(transformers: Any, checkpoint: Checkpoint, package: Package | None, allow_remote_code: bool) -> Any:
     options = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
-    try:
-        configuration, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        remedy = "Save the model again with model.save_pretrained(folder)."
-        raise InputValueError(
-            "load", "name", f"the configuration is not readable ({first_line(error)})", remedy
-        ) from None
+    unreadable, remedy = "the configuration is not readable", "Save the model again with model.save_pretrained(folder)."
+    with reading(unreadable, remedy):
+        content, _ = transformers.PreTrainedConfig.get_config_dict(checkpoint.folder, **LOCAL, **options)
+    configuration = checked_config(content, *checkpoint)
+    has_code = isinstance(content, Mapping) and bool(content.get("auto_map"))
     kind = configuration.get("model_type") or (package.kind if package else None)
-    known = kind in transformers.CONFIG_MAPPING
-    if not known and configuration.get("auto_map") and not allow_remote_code:
+    known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
+    if not known and has_code and not allow_remote_code:
         problem = f"the model ({kind}) comes with its own code, which is not part of transformers"
         raise InputValueError("load", "allow_remote_code", problem, "Read that code, then pass allow_remote_code=True.")
-    if not known and not configuration.get("auto_map"):
+    if not known and not has_code:
         problem = (
             f"model_type {kind!r} is not an architecture of transformers"
             if configuration
             else "there is no config.json"
         )
         raise InputValueError("load", "name", problem, "Set model_type in config.json, or update transformers.")
-    if known:
-        return transformers.AutoConfig.for_model(kind, **{k: v for k, v in configuration.items() if k != "model_type"})
-    return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True)
+    with reading(unreadable, remedy):
+        if known:
+            settings = {name: value for name, value in configuration.items() if name != "model_type"}
+            return transformers.AutoConfig.for_model(kind, **settings)
+        return transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=True, **LOCAL)
 
 
 def _classes(transformers: Any, config: Any) -> list[Any]:
@@ -356,7 +362,8 @@ def _classes(transformers: Any, config: Any) -> list[Any]:
     heads = [table[type(config)] for table in tables if type(config) in table]
     bare = [auto.MODEL_MAPPING[type(config)]] if type(config) in auto.MODEL_MAPPING else []
     bare = [c for c in bare if not isinstance(c, tuple)]
-    named = [getattr(transformers, n) for n in config.architectures or [] if hasattr(transformers, n)]
+    names = config.architectures if isinstance(config.architectures, list) else []
+    named = [getattr(transformers, n) for n in names if isinstance(n, str) and hasattr(transformers, n)]
     if any(c in bare for c in named):
         return bare
     if any(c in heads for c in named):
@@ -377,6 +384,7 @@ def _model(
 ) -> tuple[nn.Module, list[str]]:
     """Return a model of the first class whose weights are all in the checkpoint, and the unused keys."""
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True, "weights_only": True}
+    options |= LOCAL
     options |= {} if isinstance(place, torch.device) else {"device_map": place}
     options |= {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
     options |= {"use_safetensors": checkpoint.format != "pickle"}
@@ -385,6 +393,9 @@ def _model(
         options |= {"trust_remote_code": allow_remote_code}
     else:
         classes = _classes(transformers, config)
+    if not classes:
+        problem = f"models of {type(config).__name__} have neither a language-model head nor a plain class"
+        raise InputValueError("load", "name", problem, "Load another model.")
     missing: set[str] = set()
     for kind in classes:
         for pooled in ({}, {"add_pooling_layer": False}):
@@ -394,7 +405,8 @@ def _model(
             missing = set(report["missing_keys"])
             if not missing:
                 unused = set(report["unexpected_keys"])
-                _check_unused(transformers, config, model, unused)
+                with reading("the configuration fits no other class of this architecture", AGAIN):
+                    _check_unused(transformers, config, model, unused)
                 return model, sorted(unused)
     problem = f"the checkpoint lacks {len(missing)} weights of {classes[-1].__name__}: {_some(missing)}"
     raise InputValueError(
@@ -403,31 +415,22 @@ def _model(
 
 
 def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    what, remedy = f"the weights in {checkpoint.folder.name} are not readable", AGAIN
+    if _is_quantised(options["config"]):
+        what = f"the quantised weights in {checkpoint.folder.name} cannot be used here"
+        remedy = "Install the package of that quantisation, or probe the model before quantisation."
     try:
-        model, report = kind.from_pretrained(checkpoint.folder, **options)
+        with reading(what, remedy, passing=UnpicklingError):
+            model, report = kind.from_pretrained(checkpoint.folder, **options)
     except UnpicklingError:
         problem = f"the pickled weights in {checkpoint.folder.name} are not plain tensors"
         remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
         raise InputValueError("load", "name", problem, remedy) from None
-    except reading_errors() as error:
-        if _is_quantised(options["config"]):
-            problem = f"the quantised weights in {checkpoint.folder.name} cannot be used here ({first_line(error)})"
-            remedy = "Install the package of that quantisation, or probe the model before quantisation."
-            raise InputValueError("load", "name", problem, remedy) from None
-        problem = f"the weights in {checkpoint.folder.name} are not readable ({first_line(error)})"
-        raise InputValueError("load", "name", problem, "Copy or download the checkpoint again.") from None
     return model, report
 
 
 def _is_quantised(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
-
-
-def reading_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of other libraries that mean that weights cannot be read."""
-    from safetensors import SafetensorError
-
-    return OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, UnpicklingError, SafetensorError
 
 
 def _check_unused(transformers: Any, config: Any, model: nn.Module, unused: set[str]) -> None:
@@ -462,11 +465,12 @@ def _tokenizer(transformers: Any, checkpoint: Checkpoint, package: Package | Non
         if step_in(checkpoint.folder.name) is None or not _has_tokenizer(folder):
             return None
     options = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=allow_remote_code, **options)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        remedy = "Save it again with tokenizer.save_pretrained(folder)."
-        raise InputValueError("load", "name", f"the tokenizer is not readable ({first_line(error)})", remedy) from None
+    with reading("the tokenizer is not readable", "Save it again with tokenizer.save_pretrained(folder)."):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=allow_remote_code, **LOCAL, **options
+        )
+        tokenizer("a text of several words")  # some damage shows only here
+    return tokenizer
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -478,11 +482,8 @@ def _image_processor(transformers: Any, checkpoint: Checkpoint) -> Any:
     """Return the image processor of a checkpoint, None if it has none; without torchvision it uses pillow."""
     if not (checkpoint.folder / "preprocessor_config.json").is_file():
         return None
-    try:
-        return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        problem = f"the image processor is not readable ({first_line(error)})"
-        raise InputValueError("load", "name", problem, "Install pillow, or pass inputs to gradlogz.probe.") from None
+    with reading("the image processor is not readable", "Install pillow, or pass inputs to gradlogz.probe."):
+        return transformers.AutoImageProcessor.from_pretrained(checkpoint.folder, trust_remote_code=False, **LOCAL)
 
 
 def _smiles_tokenizer(transformers: Any, vocabulary: Path) -> Any:
@@ -553,10 +554,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
 def _some(names: set[str]) -> str:
     shown = sorted(names)[:NAMES_SHOWN]
     return ", ".join(shown) + (" and more" if len(names) > len(shown) else "")
-
-
-def first_line(error: Exception) -> str:
-    """Return the type and the first line of another library's error, for use inside an error message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else type(error).__name__).rstrip(".").replace("; got", ", got")
-    return f"{type(error).__name__}: {text[:160]}"

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..._errors import InputValueError
-from .loading import Checkpoint, first_line, reading_errors
+from .checkpoint_files import AGAIN, reading, weight_files
+from .loading import Checkpoint
 
 UNUSED = ("_name_or_path", "transformers_version")  # settings on which a model does not depend
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
@@ -31,13 +31,11 @@ def weights_hash(checkpoint: Checkpoint) -> str:
     """
     read = {"safetensors": _safetensors, "pickle": _pickle, "GGUF": _gguf}[checkpoint.format]
     digest = hashlib.sha256()
-    try:
+    what = f"the weights in {checkpoint.folder.name} are not readable"
+    with reading(what, AGAIN, call="weights_hash", argument="checkpoint"):
         for name, kind, shape, content in read(checkpoint):
             digest.update(json.dumps([name, kind, shape]).encode())
             digest.update(content)
-    except reading_errors() as error:
-        problem = f"the weights in {checkpoint.folder.name} are not readable ({first_line(error)})"
-        raise InputValueError("weights_hash", "checkpoint", problem, "Copy or download the checkpoint again.") from None
     return digest.hexdigest()
 
 
@@ -61,7 +59,7 @@ def _settings(file: Path) -> bytes:
     """Return the settings of a configuration in a fixed order; the bytes of the file if it is no JSON object."""
     try:
         content = json.loads(file.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         return file.read_bytes()
@@ -71,11 +69,9 @@ def _settings(file: Path) -> bytes:
 def _gguf_fields(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
     import gguf
 
-    try:
+    what = f"the settings in {checkpoint.gguf} are not readable"
+    with reading(what, AGAIN, call="config_hash", argument="checkpoint"):
         reader = gguf.GGUFReader(checkpoint.folder / str(checkpoint.gguf))
-    except reading_errors() as error:
-        problem = f"the settings in {checkpoint.gguf} are not readable ({first_line(error)})"
-        raise InputValueError("config_hash", "checkpoint", problem, "Copy or download the checkpoint again.") from None
     for name in sorted(reader.fields):
         if name != "general.name":
             yield name, b"".join(part.tobytes() for part in reader.fields[name].parts)
@@ -84,14 +80,14 @@ def _gguf_fields(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
 def _safetensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, list[int], Any]]:
     from safetensors import safe_open
 
-    files = {file: safe_open(file, framework="pt") for file in _files(checkpoint, "model.safetensors")}
+    files = {file: safe_open(file, framework="pt") for file in weight_files(checkpoint.folder, "safetensors")}
     for name, file in sorted((name, file) for file, opened in files.items() for name in opened.keys()):  # noqa: SIM118
         yield _described(name, files[file].get_tensor(name))
 
 
 def _pickle(checkpoint: Checkpoint) -> Iterator[tuple[str, str, list[int], Any]]:
     tensors: dict[str, Any] = {}
-    for file in _files(checkpoint, "pytorch_model.bin"):
+    for file in weight_files(checkpoint.folder, "pickle"):
         tensors |= torch.load(file, map_location="cpu", weights_only=True)
     for name in sorted(tensors):
         yield _described(name, tensors[name])
@@ -103,14 +99,6 @@ def _gguf(checkpoint: Checkpoint) -> Iterator[tuple[str, str, list[int], Any]]:
     reader = gguf.GGUFReader(checkpoint.folder / str(checkpoint.gguf))
     for tensor in sorted(reader.tensors, key=lambda each: each.name):
         yield tensor.name, tensor.tensor_type.name, [int(n) for n in tensor.shape], tensor.data.tobytes()
-
-
-def _files(checkpoint: Checkpoint, name: str) -> list[str]:
-    """Return the one file of the weights, or the files that the index of a sharded checkpoint lists."""
-    single, index = checkpoint.folder / name, checkpoint.folder / f"{name}.index.json"
-    if single.is_file() or not index.is_file():
-        return [str(single)]
-    return sorted({str(checkpoint.folder / file) for file in json.loads(index.read_text())["weight_map"].values()})
 
 
 def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int], Any]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..._displays import shown
 from ..._errors import InputValueError
+from ..._foreign_text import table_cell
 
 NAN = math.nan
 
@@ -109,7 +110,7 @@ class Interventions:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(Effect._fields)
-        writer.writerows(self.rows)
+        writer.writerows([table_cell(cell) for cell in row] for row in self.rows)
         return text.getvalue()
 
     def to_json(self) -> str:

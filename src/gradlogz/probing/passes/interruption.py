@@ -1,4 +1,4 @@
-"""Deferred Ctrl-C: a long pass ends after the current batch.
+"""Deferred Ctrl-C and SIGTERM: a long pass ends after the current batch.
 
 Read next: ../run_probe.py, which tests for it after every batch.
 """
@@ -6,27 +6,39 @@ Read next: ../run_probe.py, which tests for it after every batch.
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Context in which the first Ctrl-C is only recorded and a second one interrupts; yields the test for the first."""
+    """Context in which the first Ctrl-C or SIGTERM is only recorded and a second one interrupts.
+
+    Yields the test for the first. SIGTERM keeps its meaning in programs that let it end them, as most do; the command
+    line does not.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        before[signal.SIGTERM] = signal.default_int_handler
     noted: list[bool] = []
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         noted.append(True)
-        signal.signal(signal.SIGINT, before)
+        _set(before)
         sys.stderr.write("\nFinishing this batch. Press Ctrl-C again to stop at once.\n")
 
-    signal.signal(signal.SIGINT, note)
+    _set(dict.fromkeys(before, note))
     try:
         yield lambda: bool(noted)
     finally:
-        signal.signal(signal.SIGINT, before)
+        _set(before)
+
+
+def _set(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

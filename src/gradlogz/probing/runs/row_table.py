@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..._foreign_text import table_cell
 from .records import Finding
 
 # Name and type of every column, in order: those of a finding, and the training step after the model.
@@ -32,11 +33,14 @@ def table_rows(facts: Mapping[str, Mapping[str, Any]], rows: Sequence[Finding]) 
 
 
 def csv_text(facts: Mapping[str, Mapping[str, Any]], rows: Sequence[Finding]) -> str:
-    """Return the table as CSV with a line of column names; numbers keep all their digits."""
+    """Return the table as CSV with a line of column names; numbers keep all their digits.
+
+    A name that a spreadsheet would compute, such as =1+1, has an apostrophe before it.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(table_rows(facts, rows))
+    writer.writerows([table_cell(cell) for cell in row] for row in table_rows(facts, rows))
     return text.getvalue()
 
 

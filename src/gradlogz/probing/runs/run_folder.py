@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from ... import __version__
 from ..._errors import InputValueError
+from ..._output_files import reason_of, runs
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
 from .replicates import REPLICATES, read_replicates, write_replicates
@@ -75,30 +76,53 @@ def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
             _keep_others(place, part)
             _flush(part)
             _swap(part, place)
-    except OSError as error:
+    except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
-        problem = f"the folder {place} is not writable ({type(error).__name__}: {error.strerror})"
+        if not (reason := reason_of(error)):
+            raise
+        problem = f"the folder {place} is not writable ({reason})"
         raise InputValueError("write_run", "folder", problem, "Nothing was changed; name another folder.") from None
     return place
 
 
 def check_place(folder: str | os.PathLike[str]) -> Path:
-    """Absolute path of a folder for a run; raises before any computation unless it is new, empty or a run."""
-    place = Path(folder).expanduser().absolute()
-    if place.exists() and not place.is_dir():
-        raise InputValueError("write_run", "folder", f"{place} is a file, not a folder", "Name another folder.")
-    if place.is_dir() and any(place.iterdir()) and not _is_run(place):
-        problem = f"the folder {place} has other files and no run"
-        raise InputValueError("write_run", "folder", problem, "Name a folder that is new, empty or a run.")
+    """Path of a folder for a run, without symbolic links; raises before any computation if a run cannot be written.
+
+    The folder must be new, empty or a run. It is replaced as a whole, so that it can be neither the working directory,
+    a folder above it, nor a mount point. A symbolic link stays, and the folder that it names is replaced.
+    """
+    another = "Name another folder."
     try:
+        place = Path(os.path.realpath(Path(folder).expanduser()))
+        if place.exists() and not place.is_dir():
+            raise InputValueError("write_run", "folder", f"{place} is a file, not a folder", another)
+        if place.is_dir():
+            _check_replaceable(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_part(place), ignore_errors=True)
         _part(place).mkdir()
         _part(place).rmdir()
-    except OSError as error:
-        problem = f"a folder cannot be written in {place.parent} ({type(error).__name__})"
-        raise InputValueError("write_run", "folder", problem, "Name another folder.") from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+        if isinstance(error, InputValueError):
+            raise
+        problem = f"a folder {str(folder)[:80]!r} cannot be written ({reason_of(error) or type(error).__name__})"
+        raise InputValueError("write_run", "folder", problem, another) from None
     return place
+
+
+def _check_replaceable(place: Path) -> None:
+    """Raise unless an existing folder is empty or a run, and can be replaced with what else is in it."""
+    if any(place.iterdir()) and not _is_run(place):
+        problem = f"the folder {place} has other files and no run"
+        raise InputValueError("write_run", "folder", problem, "Name a folder that is new, empty or a run.")
+    if place in (Path.cwd(), *Path.cwd().parents) or place.is_mount():
+        kind = "a mount point" if place.is_mount() else "the working directory, or above it"
+        problem = f"the folder {place} cannot be replaced by a run: it is {kind}"
+        raise InputValueError("write_run", "folder", problem, "Name a folder in it.")
+    special = [e.name for e in place.rglob("*") if not (e.is_symlink() or e.is_file() or e.is_dir())]
+    if special:
+        problem = f"the run {place} contains {special[0]}, which is no file, folder or link"
+        raise InputValueError("write_run", "folder", problem, "Move it elsewhere, or name another folder.")
 
 
 def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str = "read_run") -> Run:
@@ -108,7 +132,7 @@ def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str =
         only without readable findings.
     call: name of the caller in errors.
     """
-    place = Path(folder).expanduser().absolute()
+    place = Path(os.path.realpath(Path(folder).expanduser()))
     with _alone(place):
         return _read(place, Problems(call, strict=strict))
 
@@ -130,7 +154,7 @@ def _write_files(folder: Path, run: Run) -> None:
 
 def _flush(folder: Path) -> None:
     """Flush every file and folder below this one to the disk."""
-    for path in (*folder.rglob("*"), folder, folder.parent):
+    for path in (*(path for path in folder.rglob("*") if not path.is_symlink()), folder, folder.parent):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -144,7 +168,7 @@ def _part(place: Path) -> Path:
 
 
 def _aside(place: Path, mark: str) -> Path:
-    return place.with_name(f".{place.name}.{mark}")
+    return place.with_name(f".{place.name}.gradlogz-{mark}")
 
 
 def _swap(part: Path, place: Path) -> None:
@@ -154,7 +178,7 @@ def _swap(part: Path, place: Path) -> None:
     if place.exists():
         place.rename(old)
     new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 @contextmanager
@@ -182,28 +206,28 @@ def _settle(place: Path) -> None:
             if folder.is_dir() and not place.exists():
                 folder.rename(place)
     for folder in (new, old):
-        shutil.rmtree(folder, ignore_errors=True)
-    for part in place.parent.glob(f".{glob.escape(place.name)}.part-{socket.gethostname()}-*"):
-        if not _runs(int(part.name.rpartition("-")[2])):
+        _remove(folder)
+    for part in place.parent.glob(f".{glob.escape(place.name)}.part-{glob.escape(socket.gethostname())}-*"):
+        number = part.name.rpartition("-")[2]
+        if number.isdecimal() and not runs(int(number)):
             shutil.rmtree(part, ignore_errors=True)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder that was set aside; one with neither a run nor nothing in it is of someone else."""
+    if folder.is_dir() and not folder.is_symlink() and (_is_run(folder) or not any(folder.iterdir())):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _keep_others(place: Path, part: Path) -> None:
-    """Copy the files of other origin in the run folder."""
+    """Copy the files of other origin in the run folder, and links as links."""
     for other in place.iterdir() if place.exists() else ():
-        if other.name not in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS, *INTERVENTIONS):
-            copy = shutil.copytree if other.is_dir() else shutil.copy2
-            copy(other, part / other.name)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # a process of another user
-        return True
-    return True
+        if other.name in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS, *INTERVENTIONS):
+            continue
+        if other.is_dir() and not other.is_symlink():
+            shutil.copytree(other, part / other.name, symlinks=True)
+        else:
+            shutil.copy2(other, part / other.name, follow_symlinks=False)
 
 
 def _checksum(path: Path) -> str:
@@ -261,7 +285,8 @@ def _check_description(content: Mapping[str, Any], place: Path, problems: Proble
         problems.meet(note, problem, "Run the command again, or pass strict=False.")
     files = content.get("files")
     for name, written in files.items() if isinstance(files, dict) else ():
-        _check_file(place / str(name), written, problems)
+        if Path(name).name == name:  # a run has no files elsewhere
+            _check_file(place / name, written, problems)
 
 
 def _check_file(path: Path, written: Any, problems: Problems) -> None:
@@ -275,9 +300,11 @@ def _check_file(path: Path, written: Any, problems: Problems) -> None:
 
 
 def _difference(path: Path, written: Mapping[str, Any]) -> str:
-    size = path.stat().st_size if path.is_file() else None
+    if not path.is_file():
+        return "no such file"
+    size = path.stat().st_size
     if size != written.get("bytes"):
-        return "no such file" if size is None else f"{size} bytes of {written.get('bytes')}"
+        return f"{size} bytes of {written.get('bytes')}"
     return "" if _checksum(path) == written.get("blake2b") else "other bytes"
 
 
@@ -309,7 +336,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
     try:
         return polars.read_parquet(path).to_dicts()
-    except (OSError, ValueError, polars.exceptions.PolarsError):
+    except (OSError, ValueError, MemoryError, polars.exceptions.PolarsError, polars.exceptions.PanicException):
         return []
 
 

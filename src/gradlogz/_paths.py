@@ -1,0 +1,20 @@
+"""Paths as users write them."""
+
+import os
+from pathlib import Path
+
+from ._input_errors import InputValueError
+
+
+def user_path(call: str, argument: str, name: str | os.PathLike[str]) -> Path:
+    """Return a path with ~ replaced by the home folder; raise if no file can have this name.
+
+    No file has a name that is too long, has a null character, or begins with the home of an unknown user.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = f"{os.fspath(name)[:80]!r} is not the name of a file ({type(error).__name__})"
+        raise InputValueError(call, argument, problem, "Correct the path.") from None
+    return path

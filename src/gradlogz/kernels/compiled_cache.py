@@ -1,0 +1,87 @@
+"""Numba's cache of compiled kernels on disk, used only if it is this user's own and as it was written.
+
+    NAME.nbi, NAME.1.nbc, ...     index and machine code of a kernel, by numba: pickles, which run what they contain
+    NAME.sha256                   their hashes, by this package, written after them
+
+Numba loads whatever is there: a damaged file breaks every call, and the file of another kernel ends the process. An
+entry counts only if the folder and its files belong to this user and the hashes agree; otherwise it is removed where
+possible, and the kernel compiled again. Any other trouble with the cache means: compile without it.
+
+Read next: workers.py (which compiles).
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numba.core.caching import FunctionCache
+
+
+class CacheEntry(NamedTuple):
+    """The files of one kernel in the cache."""
+
+    folder: Path
+    name: str
+
+    @property
+    def files(self) -> list[Path]:
+        """Index and machine code, in the order of their names."""
+        paths = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return [p for p in paths if p.name.startswith(f"{self.name}.") and p.suffix in (".nbi", ".nbc")]
+
+    @property
+    def hashes(self) -> Path:
+        """File of the hashes."""
+        return self.folder / f"{self.name}.sha256"
+
+
+def entry_of(function: Callable[..., Any]) -> CacheEntry:
+    """Return the entry of a function; raises RuntimeError if no cache folder can be written."""
+    cache = FunctionCache(function)
+    return CacheEntry(Path(cache.cache_path), cache._impl.filename_base)
+
+
+def make_sound(entry: CacheEntry) -> bool:
+    """Remove an entry that is damaged; return whether numba may read and write it."""
+    if entry.folder.exists() and not _is_own(entry.folder):
+        return False
+    if not entry.files or _is_sound(entry):
+        return True
+    for path in (entry.hashes, *entry.files):
+        path.unlink(missing_ok=True)
+    return True
+
+
+def seal(entry: CacheEntry) -> None:
+    """Write the hashes of an entry, as a whole."""
+    part = entry.folder / f".{secrets.token_hex(8)}.sha256"
+    try:
+        part.write_text(json.dumps({path.name: _hash(path) for path in entry.files}))
+        part.replace(entry.hashes)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _is_sound(entry: CacheEntry) -> bool:
+    try:
+        written = json.loads(entry.hashes.read_text())
+        hashes = {path.name: _hash(path) for path in entry.files}
+        return written == hashes and all(_is_own(path) for path in (entry.hashes, *entry.files))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    """True if a file or folder is this user's, no link, and not writable by everyone."""
+    status = path.lstat()
+    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
+    return status.st_uid == user and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_IWOTH
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

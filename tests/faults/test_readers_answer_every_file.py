@@ -1,0 +1,84 @@
+"""Every reader, on thousands of damaged and hostile files: a result or a documented error, no hang, bounded memory.
+
+The cases run in another process, since a limit of memory is one of a process; support/fuzzing.py has them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradlogz.probing.corpus.images import PIXELS, images
+from support.fuzzing import READERS
+
+TESTS = Path(__file__).parents[1]
+
+
+class Processor:
+    """An image processor that must not be reached."""
+
+    model_input_names = ("pixel_values",)
+
+
+def fuzzed(count, seed, place, timeout):
+    command = [sys.executable, "-m", "support.fuzzing", str(count), seed, str(place)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
+    assert process.returncode == 0, process.stderr[-3000:]
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert not result["failures"], result["failures"][:3]
+    assert set(result["outcomes"]) == set(READERS)
+    assert sum(sum(each.values()) for each in result["outcomes"].values()) >= count
+    for name, outcomes in result["outcomes"].items():
+        assert set(outcomes) <= {"read", "refused"}, name
+        assert "refused" in outcomes or name in ("names", "statistics"), name  # the damage is real
+    assert max(result["slowest"].values()) < 10
+
+
+def test_two_thousand_files_are_answered(tmp_path):
+    fuzzed(2000, "suite", tmp_path, 600)
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_files_are_answered(tmp_path):
+    fuzzed(100_000, "long", tmp_path, 7200)
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_that_is_a_program_is_not_run(tmp_path, monkeypatch):
+    """An EPS is a program for Ghostscript, whatever its suffix."""
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(subprocess, "check_call", None)
+    with pytest.raises(ValueError, match=r"x\.png is not a readable image"):
+        next(images(tmp_path, Processor()))
+
+
+@pytest.mark.parametrize("side", [9000, 20_000])
+def test_a_small_file_with_a_large_picture_is_refused(tmp_path, side):
+    from PIL import Image
+
+    assert side**2 > PIXELS
+    Image.new("1", (side, side)).save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=r"x\.png"):
+        next(images(tmp_path, Processor()))
+
+
+def test_damaged_pictures_and_pipes_are_refused(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "x.png")
+    data = (tmp_path / "x.png").read_bytes()
+    for end in range(0, len(data) // 2, 3):
+        (tmp_path / "x.png").write_bytes(data[:end])
+        with pytest.raises(ValueError, match=r"x\.png"):
+            next(images(tmp_path, Processor()))
+    (tmp_path / "x.png").unlink()
+    os.mkfifo(tmp_path / "y.png")
+    with pytest.raises(ValueError, match="no images"):
+        next(images(tmp_path, Processor()))
