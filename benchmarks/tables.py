@@ -470,14 +470,15 @@ class Effect(NamedTuple):
 TIED = "cosine of OV and transposed QK matrices"
 MATRICES = "GPT-2s of two layers and width {}, 64 documents of 40 tokens"
 ALIKE = "GPT-2s of two layers and width 256, 128 documents of 60 tokens"
+AXES = "scale of W_q, which is independent of W_k and, like it, on the principal axes of the tokens (not selective)"
 LAYER = "one layer with four heads of 16 dimensions, 64 documents of 128 tokens"
 EFFECTS = {
     "tie": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "ascent": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "expansion": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "qk_geometry": Effect("alike", "cosine of W_q and W_k", ALIKE),
-    "entropy": Effect("alike", "cosine of W_q and W_k", ALIKE),
-    "hopfield": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "entropy": Effect("matching", "cosine of W_q and W_k", ALIKE),
+    "hopfield": Effect("matching", "cosine of W_q and W_k", ALIKE),
     "gaussian_measure": Effect(
         "heavy",
         "inverse of the degrees of freedom of Student's t distribution of the keys (0: Gaussian)",
@@ -513,7 +514,8 @@ def probe_power() -> str:
     number = table["planted models"]
     heading = f"planted effect; models, {number} of each strength"
     lines = [f"| claim | {heading} | strength: supported / refuted (median value) |", "|---|---|---|"]
-    for claim, effect in [*EFFECTS.items(), *narrow.items()]:
+    axes = Effect("axes", AXES, "GPT-2s of two layers and width 64, 64 documents of 48 tokens")
+    for claim, effect in [*EFFECTS.items(), ("entropy", axes), ("hopfield", axes), *narrow.items()]:
         cells = [
             f"{strength:g}: {_rates(counts['rows'])} ({counts['median value']:.3g})"
             for strength, counts in _planted(table, claim, effect.planted).items()

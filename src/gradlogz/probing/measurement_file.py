@@ -27,7 +27,7 @@ from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
 
-FORMAT = 1
+FORMAT = 2
 _PACKAGE = __name__.rpartition(".")[0]
 _PROBED = ("name", "architecture", "weights", "seed", "words")  # the cache of results is not written
 
@@ -96,12 +96,12 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
 def _plain(measured: Measurement) -> tuple[Any, ...]:
     """Return the fields, with the dataclasses `Probed` and `Baseline` as tuples."""
     other = measured.baseline
-    baseline = None if other is None else (other.state, _fields(other.model), other.matched)
+    baseline = None if other is None else (other.state, _fields(other.model))
     return (_fields(measured.probed), *measured[1:3], baseline, *measured[4:])
 
 
 def _measurement(probed: Any, facts: Any, state: Any, other: Any, *rest: Any) -> Measurement:
-    baseline = None if other is None else Baseline(other[0], _probed(other[1]), other[2])
+    baseline = None if other is None else Baseline(other[0], _probed(other[1]))
     return Measurement(_probed(probed), facts, state, baseline, *rest)
 
 

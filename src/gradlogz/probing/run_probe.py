@@ -47,7 +47,7 @@ from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
 from .passes.memory_limits import check_memory, tokens_of_a_batch
 from .passes.placement import placed
-from .passes.rotated_heads import rotated_statistics
+from .passes.rotated_heads import DrawStates, rotated_statistics
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
@@ -62,6 +62,9 @@ DRAWS = 20  # default number of draws of the matched baseline
 MOST = 32  # windows that a draw of the matched baseline reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
+
+
+_Drawn = dict[str, tuple[list[Measured], ...]]  # {prediction: its values in each draw}
 
 
 class _Window(NamedTuple):
@@ -178,16 +181,16 @@ def measure(
         untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        values = _matched(model, windows, matched, probed, draws, interrupted) if matched else {}
+        drawn = _matched(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
         seconds["matched"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
-    if isinstance(values, str):
-        known["without_matched"], values = values, {}
+    if isinstance(drawn, str):
+        known["without_matched"], drawn = drawn, ({}, {})
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, untrained, values, report, listed, seconds, not interrupted())
+    return Measurement(probed, known, state, untrained, *drawn, report, listed, seconds, not interrupted())
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:
@@ -226,7 +229,8 @@ def _judged(measured: Measurement, prediction: Prediction) -> tuple[Judgement, l
     values = prediction.evaluate(state, probed)
     baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
     if draws := measured.matched.get(key):
-        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
+        rescaled = measured.rescaled.get(key, ())
+        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws, rescaled=rescaled)
     judged = prediction.verdict(_joined(probed.name, key, values, prediction.null(state, probed, baseline)))
     low, high = _ends(judged, values)
     return graded(judged._replace(low=low, high=high), prediction.declaration.kind), values
@@ -312,28 +316,36 @@ def _matched(
     probed: Probed,
     draws: int,
     interrupted: Callable[[], bool],
-) -> dict[str, tuple[list[Measured], ...]] | str:
-    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none."""
+) -> tuple[_Drawn, _Drawn] | str:
+    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none.
+
+    The second are those of random queries of equal logit variance, as differences to the model itself.
+    """
     values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
+    rescaled: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions if p.rescaled}
     drawn = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
     try:
         for batches, numbers in _dealt(windows, draws):
             if interrupted():
                 break
             seeds = [probed.seed * draws + number for number in numbers]
-            for state in _states(model, batches, predictions, probed, seeds):
+            for states in _states(model, batches, predictions, probed, seeds):
                 for p in predictions:
-                    values[p.name].append(_values(p, state[p.name], drawn))
+                    values[p.name].append(_values(p, states.rotated[p.name], drawn))
+                    if p.rescaled:
+                        pair = (_values(p, state[p.name], drawn) for state in (states.rescaled, states.own))
+                        rescaled[p.name].append(_differences(*pair))
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
-    return {name: tuple(lists) for name, lists in values.items()}
+    one, other = ({name: tuple(lists) for name, lists in each.items()} for each in (values, rescaled))
+    return one, other
 
 
 def _states(
     model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Return the state of each draw over the batches that it reads."""
-    states: list[dict[str, Any]] = [{} for _ in seeds]
+) -> list[DrawStates]:
+    """Return the states of each draw over the batches that it reads."""
+    states = [DrawStates({}, {}, {}) for _ in seeds]
     for batch in batches:
         added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
         states = [merge(state, each) for state, each in zip(states, added, strict=True)]
@@ -345,6 +357,15 @@ def _values(prediction: Prediction, state: Any, drawn: Probed) -> list[Measured]
     with suppress(Exception):
         return [m._replace(replicates=None) for m in prediction.evaluate(state, drawn)]
     return []
+
+
+def _differences(values: list[Measured], others: list[Measured]) -> list[Measured]:
+    """Return the differences of values to others of the same layers, heads and quantities."""
+    known = {(m.layer, m.head, m.quantity): m.value for m in others}
+    return [
+        Measured(m.layer, m.head, m.quantity, m.value - known.get((m.layer, m.head, m.quantity), math.nan))
+        for m in values
+    ]
 
 
 def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:

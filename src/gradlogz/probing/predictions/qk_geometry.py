@@ -43,7 +43,7 @@ from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, tok
 POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
-SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
+SUPPORTS = 0.9
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 10  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
@@ -86,9 +86,7 @@ DECLARATION = Declaration(
         "norm)"
     ),
     supports=f"The positive cosine is above {SUPPORTS:g}.",
-    refutes=(
-        f"The positive cosine is below {REFUTES:.2f} = sqrt(1/2): less than half of the squared norm of B is in B_+."
-    ),
+    refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
@@ -103,23 +101,28 @@ DECLARATION = Declaration(
         "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
         "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
         "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
+        "What this cannot tell: positivity is necessary for both conjectures and not sufficient. W_q = W_k gives it "
+        "without any training, and so does an architecture that shares both matrices: the rotations tell related "
+        "matrices from unrelated ones. The cosines with Cov, its inverse and the Fisher information tell which "
+        "positive matrix B is.",
         OVER_METHOD,
     ),
     decision_rule=(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
-        "directly. The verdict on the model is that of more than half of its heads. The other cosines are not judged."
+        "directly. Refutation asks the null: a head above the band of random rotations and below the bound of support "
+        "is inconclusive, and its cosine is the effect size. The verdict on the model is that of more than half of its "
+        "heads. The other cosines are not judged."
     ),
     bounds={
         f"{SUPPORTS:g}": (
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
             "with W_k = 0.75 W_q + noise, planted, lie at this bound."
         ),
-        f"{REFUTES:.2f}": (
-            "The value of symmetric matrices whose eigenvalues are positive and negative in equal measure: below it B "
-            "is no nearer to the positive matrices than they are. Random matrices have 0.5."
-        ),
     },
-    interesting="Any value beyond a bound: there is no sampling error.",
+    interesting=(
+        "Any value beyond a bound: there is no sampling error. Random matrices have 0.5, symmetric matrices with as "
+        "many positive as negative eigenvalues 0.71."
+    ),
     power=planted_power("qk_geometry"),
     quantities={
         **_OF_FORMS,
@@ -231,7 +234,7 @@ def null(
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    findings = judge(findings, POSITIVE, lambda f: Bounds(SUPPORTS, REFUTES))
+    findings = judge(findings, POSITIVE, _bounds)
     cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
         rows = [f for f in findings if f.quantity == quantity]
@@ -240,6 +243,10 @@ def verdict(findings: list[Finding]) -> Judgement:
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
     return conclude(findings, POSITIVE, details=(*cosines, *details), remarks=remarks)
+
+
+def _bounds(f: Finding) -> Bounds:
+    return Bounds(SUPPORTS, -math.inf if math.isnan(f.null_high) else f.null_high)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
