@@ -54,7 +54,7 @@ from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, graded, split
 from .runs.records import SELF_CHECK, Claim, Finding
 from .runs.replicates import Place, Replicates, replicates_of
-from .statistics import merge, token_hashes
+from .statistics import merge, stream_seed, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
@@ -87,6 +87,7 @@ def probe(
     baseline: float = SHARE,
     draws: int = DRAWS,
     seed: int = 0,
+    baseline_seed: int | None = None,
     progress: Progress = False,
 ) -> Findings:
     """Measure the theory's predictions on a model and a text, with null values and 95 % confidence intervals.
@@ -106,14 +107,16 @@ def probe(
         baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
             random models at all.
         draws: number of draws of the matched baseline, whose heads have the spectra of the trained ones; 0 for none.
-        seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
+        seed: seed of the choice of documents.
+        baseline_seed: seed of the random-weights baseline, of matched draws and of other random null models; `seed` if
+            None. Documents, weights and draws have streams of their own.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
     """
     measured = measure(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
-        baseline=baseline, draws=draws, seed=seed, progress=progress,
+        baseline=baseline, draws=draws, seed=seed, baseline_seed=baseline_seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions, progress=progress is True)
 
@@ -131,6 +134,7 @@ def measure(
     baseline: float = SHARE,
     draws: int = DRAWS,
     seed: int = 0,
+    baseline_seed: int | None = None,
     progress: Progress = False,
 ) -> Measurement:
     """Run a model over documents, or over inputs without a tokenizer, and its random-weights baseline over a sample.
@@ -154,7 +158,8 @@ def measure(
         sys.stderr.write(f"{large}\n")
     words = word_vectors_of(model, architecture)
     weights = weights_of(model, architecture, inputs)
-    probed = Probed(name or type(model).__name__, architecture, weights, seed, words=words)
+    of_nulls = seed if baseline_seed is None else baseline_seed
+    probed = Probed(name or type(model).__name__, architecture, weights, of_nulls, words=words)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
     sample = BaselineRows(baseline)
@@ -295,7 +300,7 @@ def _baseline(
     """Return the random-weights baseline on a sample of the batches, or the reason why it cannot be initialised."""
     predictions = [p for p in predictions if p.baseline != "weights"]
     try:
-        other = with_random_weights(model, seed=probed.seed)
+        other = with_random_weights(model, seed=stream_seed("weights", probed.seed))
     except ValueError as error:
         return str(error)
     inputs = placed(sample[0], other).inputs
@@ -328,7 +333,7 @@ def _matched(
         for batches, numbers in _dealt(windows, draws):
             if interrupted():
                 break
-            seeds = [probed.seed * draws + number for number in numbers]
+            seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
             for states in _states(model, batches, predictions, probed, seeds):
                 for p in predictions:
                     values[p.name].append(_values(p, states.rotated[p.name], drawn))

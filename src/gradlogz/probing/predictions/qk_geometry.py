@@ -215,10 +215,8 @@ def null(
         in_metrics = _InMetrics(E.mT @ U, E.mT @ V, _covariance(read.total(), weights, E).unsqueeze(0))
         for name, turn in (("", None), *(() if R is None else ((OVER, R[:1]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            gram = _gram(U if turn is None else U @ turn[0], V)
-            d = U.shape[-1]
-            sides = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
-            draws = [_alone(_rotated(gram, *sides, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            spectrum = _singular_values(_gram(U if turn is None else U @ turn[0], V))
+            draws = [_alone(_rotated(spectrum, turned)) for turned in _rotations(U.shape[-2:], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
                 mean, arm = prediction_band(torch.stack(values))
                 rows += _rows(layer, quantity + name, mean, arm)
@@ -288,13 +286,18 @@ def _gram(U: Tensor, V: Tensor) -> Tensor:
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
-def _rotated(gram: Tensor, left: Tensor, right: Tensor, turned: Tensor) -> Tensor:
-    """Gram matrix after a rotation of V, with the block `turned` between the roots of UᵀU and VᵀV."""
-    d = turned.shape[-1]
-    rotated = gram.clone()
-    rotated[..., :d, d:] = left @ turned @ right
-    rotated[..., d:, :d] = rotated[..., :d, d:].mT
-    return rotated
+def _singular_values(gram: Tensor) -> Float[Tensor, "h d"]:
+    """Singular values of U Vᵀ, from the Gram matrix of their columns; they do not depend on the basis of both."""
+    d = gram.shape[-1] // 2
+    return torch.linalg.svdvals(_root(gram[..., :d, :d]) @ _root(gram[..., d:, d:]))
+
+
+def _rotated(spectrum: Float[Tensor, "h d"], turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
+    """Gram matrix of P S^½ and Q S^½ for P S Qᵀ with these singular values, and PᵀQ = `turned`."""
+    root = spectrum.sqrt()
+    across = root.unsqueeze(-1) * turned * root.unsqueeze(-2)
+    same = torch.diag_embed(spectrum)
+    return torch.cat((torch.cat((same, across), -1), torch.cat((across.mT, same), -1)), -2)
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
