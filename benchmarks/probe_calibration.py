@@ -251,10 +251,9 @@ def main(models: int, planted: int, jobs: int, wanted: tuple[str, ...]) -> None:
         values = [value for value in counts.pop("values") if np.isfinite(value)]
         counts["median value"] = round(float(np.median(values)), 4) if values else None
     settings = {"documents": DOCUMENTS, "length": LENGTH, "draws": DRAWS, "scales": SCALES, "claims": CLAIMS}
-    record = {"benchmark": "probe_calibration", "random models": models, "planted models": planted, **settings}
+    record = {"benchmark": "probe_calibration", **settings}
     if wanted != EVERY or not models or not planted:  # the rest keeps its counts
         known = json.loads(RESULTS.read_text())
-        record = {**record, **{name: known[name] for name in ("random models", "planted models") if not record[name]}}
         table = {n: known["counts"].get(n, {}) | table.get(n, {}) for n in {**known["counts"], **table}}
     RESULTS.write_text(json.dumps({**record, "counts": table}, indent=1) + "\n")
 

@@ -165,6 +165,12 @@ def test_random_queries_have_the_logit_variance_of_every_row(name):
         assert turned.mean() < 0.7
 
 
+def test_layers_with_learned_sinks_have_no_null_of_equal_variance():
+    """The weight of a sink depends on the mean of the logits, which a rotation does not keep."""
+    architecture = BY_NAME["gpt_oss"]
+    assert rescaled_events(architecture.build(), architecture.inputs(), 0) == {}
+
+
 def _base(event, shape, row):
     """Distribution of a row over its visible keys without the query: uniform, or proportional to exp(bias)."""
     call, n = event.arguments, shape[-1]

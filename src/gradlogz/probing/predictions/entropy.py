@@ -30,7 +30,15 @@ from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
 from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
-from .observables.equal_variance import ABOVE_KEPT, BOTH_NULLS, EQUAL_VARIANCE, details_of_kept
+from .observables.equal_variance import (
+    ABOVE_KEPT,
+    BOTH_NULLS,
+    EQUAL_VARIANCE,
+    NO_NULLS,
+    WITHOUT_NULLS,
+    details_of_kept,
+    remarks_without_nulls,
+)
 
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"
 KEPT = "entropy, logit variance kept"  # the entropy again, whose null keeps the variance of the logits
@@ -119,6 +127,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention row has two or more visible keys.",
+        WITHOUT_NULLS: NO_NULLS,
         "entropy_collapse": f"Alert: entropy collapse (mean below {COLLAPSE:g}) in {{layers}}.",
         "attention_sink": "Alert: attention sink in more than half of the heads of {layers}.",
         "logit_explosion": f"Alert: logits above {LOGIT:g} in {{layers}}.",
@@ -204,7 +213,8 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its normalised entropy; remark on alerts."""
     ruled = judge_against_null(findings, ENTROPY, also=(KEPT,), small=True)
     details = [median_detail(OF_LAYER, findings, OF_LAYER), *details_of_kept(findings, KEPT)]
-    return conclude(ruled, ENTROPY, details=details, remarks=_alerts(findings))
+    remarks = [*remarks_without_nulls(findings, ENTROPY, KEPT), *_alerts(findings)]
+    return conclude(ruled, ENTROPY, details=details, remarks=remarks)
 
 
 def _rank(layer: str, layer_state: LayerState) -> list[Measured]:

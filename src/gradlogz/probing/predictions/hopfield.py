@@ -31,7 +31,15 @@ from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Histogram, Sums, histogram_of, ratio, sums_of
 from .observables.attention_rows import Rows, applies, rows_of
-from .observables.equal_variance import ABOVE_KEPT, BOTH_NULLS, EQUAL_VARIANCE, details_of_kept
+from .observables.equal_variance import (
+    ABOVE_KEPT,
+    BOTH_NULLS,
+    EQUAL_VARIANCE,
+    NO_NULLS,
+    WITHOUT_NULLS,
+    details_of_kept,
+    remarks_without_nulls,
+)
 
 HELD, MASS, FEWEST = "held", 0.9, 8
 KEPT = "held, logit variance kept"  # the share again, whose null keeps the variance of the logits
@@ -118,6 +126,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
+        WITHOUT_NULLS: NO_NULLS,
         "theorem_violated": (
             "{rows:.0f} rows violate the energy or the retrieval bound, which is impossible: the capture is wrong."
         ),
@@ -200,7 +209,8 @@ def verdict(findings: list[Finding]) -> Judgement:
     details = [Detail(name, count=classes[i], total=classes.total()) for i, name in enumerate(CLASS_NAMES, start=1)]
     details += details_of_kept(findings, KEPT)
     violations = sum(int(f.value) for f in findings if f.quantity == BROKEN)
-    remarks = (Remark("theorem_violated", {"rows": violations}),) if violations else ()
+    remarks = [Remark("theorem_violated", {"rows": violations})] if violations else []
+    remarks += remarks_without_nulls(findings, HELD, KEPT)
     return conclude(ruled, HELD, details=details, remarks=remarks)
 
 

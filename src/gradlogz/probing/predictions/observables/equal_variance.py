@@ -7,13 +7,19 @@
 Read next: ../entropy.py and ../hopfield.py, which use it; ../../passes/rotated_heads.py (the queries).
 """
 
+import math
 from collections.abc import Sequence
 
 from ...hypothesis_tests import against_null, median_detail
-from ...runs.records import Detail, Finding
+from ...runs.records import Detail, Finding, Remark
 from ...statistics import benjamini_hochberg
 
 ABOVE_KEPT = "above_kept"  # key of a detail
+WITHOUT_NULLS = "without_nulls"  # key of a remark
+NO_NULLS = (
+    "{heads:.0f} heads lack a null value and are inconclusive: cross-attention, learned sinks, layers that compute "
+    "their own logits, or a run without draws."
+)
 
 EQUAL_VARIANCE = (
     "The matched baseline keeps the spectra of the QK matrices and the tokens, not the variance of the logits: query "
@@ -41,3 +47,11 @@ def details_of_kept(findings: Sequence[Finding], quantity: str) -> list[Detail]:
     above, below = (int(benjamini_hochberg(p).sum()) for p in against_null(rows))
     median = median_detail(quantity, rows, quantity)
     return [median._replace(count=below, total=len(rows)), Detail(ABOVE_KEPT, count=above, total=len(rows))]
+
+
+def remarks_without_nulls(findings: Sequence[Finding], *quantities: str) -> list[Remark]:
+    """The number of heads that lack a null value of one of the quantities, if there are any."""
+    lacking = {
+        (f.layer, f.call, f.head) for f in findings if f.quantity in quantities and f.tokens and math.isnan(f.null_high)
+    }
+    return [Remark(WITHOUT_NULLS, {"heads": len(lacking)})] if lacking else []
