@@ -338,7 +338,7 @@ def _matched(
                 for p in predictions:
                     values[p.name].append(_values(p, states.rotated[p.name], drawn))
                     if p.rescaled:
-                        pair = (_values(p, state[p.name], drawn) for state in (states.rescaled, states.own))
+                        pair = (_values(p, state[p.name], drawn) for state in (states.rescaled, states.model))
                         rescaled[p.name].append(_differences(*pair))
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)

@@ -105,13 +105,20 @@ class _Layer(NamedTuple):
 class DrawStates(NamedTuple):
     """{prediction: its state} of one draw, for the predictions that ask for it.
 
-    rotated: with rotated queries and keys. rescaled: with random queries of equal logit variance. own: of the model, in
-    the layers that have `rescaled`.
+    rotated: with rotated queries and keys. rescaled: with random queries of equal logit variance. model: of the model
+    itself, in the layers that have `rescaled`.
     """
 
     rotated: dict[str, Any]
     rescaled: dict[str, Any]
-    own: dict[str, Any]
+    model: dict[str, Any]
+
+
+class _Reference(NamedTuple):
+    """The attention call of a layer itself, and the variance of the logits of its rows."""
+
+    call: Call
+    variance: Float[Tensor, "b h m"]
 
 
 class _Complete(Exception):  # noqa: N818 - control flow: every attention layer has been called
@@ -129,25 +136,25 @@ def rotated_statistics(
     layers = [layer for layer in _layers(model, architecture, batch) if not layer.crosses]
     batch_pass = BatchPass(batch)
     rescaling = [p for p in predictions if p.rescaled]
-    calls: list[Call | None] = [None] * len(layers)
-    own = _empty(rescaling)
+    references: list[_Reference | None] = [None] * len(layers)
+    of_model = _empty(rescaling)
     if rescaling:
         with torch.no_grad(), evaluation_mode(model):
-            calls = [_own_call(layer) for layer in layers]
-            for layer, call in zip(layers, calls, strict=True):
-                if call is not None:
-                    _add(own, rescaling, _event(layer, call), batch_pass)
+            references = [_reference(layer) for layer in layers]
+            for layer, reference in zip(layers, references, strict=True):
+                if reference is not None:
+                    _add(of_model, rescaling, _event(layer, reference.call), batch_pass)
     for seed in seeds:
         rotations = Rotations(seed)
-        states = DrawStates(_empty(predictions), _empty(rescaling), own)
+        states = DrawStates(_empty(predictions), _empty(rescaling), of_model)
         with torch.no_grad(), evaluation_mode(model):
-            for layer, call in zip(layers, calls, strict=True):
+            for layer, reference in zip(layers, references, strict=True):
                 rotated = _rotated(layer, rotations)
                 if rotated is None:
                     continue
                 _add(states.rotated, predictions, _event(layer, rotated), batch_pass)
-                if call is not None:
-                    _add(states.rescaled, rescaling, _event(layer, _rescaled(rotated, call)), batch_pass)
+                if reference is not None:
+                    _add(states.rescaled, rescaling, _event(layer, _rescaled(rotated, reference)), batch_pass)
         yield states
 
 
@@ -193,18 +200,20 @@ def _rotated(layer: _Layer, rotations: Rotations) -> Call | None:
     return None if of_queries is None or of_keys is None else of_queries._replace(key=of_keys.key)
 
 
-def _own_call(layer: _Layer) -> Call | None:
-    """Return the attention call of a layer itself; None if random queries cannot have its logit variance."""
+def _reference(layer: _Layer) -> _Reference | None:
+    """Return the call of a layer itself with its logit variance; None if random queries cannot be compared with it."""
     call = call_on(layer.layer_call, layer.layer_call.tokens)
-    return None if call is None or call.options.get("sinks") is not None else call
+    if call is None or call.options.get("sinks") is not None:
+        return None
+    return _Reference(call, product_variance(arguments_of(call)))
 
 
-def _rescaled(rotated: Call, own: Call) -> Call:
-    """Return rotated queries among the layer's own keys, with the logit variance of every row of its own queries."""
-    turned = rotated._replace(key=own.key)
-    variance, drawn = (product_variance(arguments_of(each)) for each in (own, turned))
-    factor = torch.where(drawn > 0, variance / drawn, 0.0).sqrt().unsqueeze(-1)
-    return turned._replace(query=(turned.query.to(factor.dtype) * factor).to(own.query.dtype))
+def _rescaled(rotated: Call, reference: _Reference) -> Call:
+    """Return rotated queries among the keys of the layer itself, with the logit variance of every one of its rows."""
+    turned = rotated._replace(key=reference.call.key)
+    variance = product_variance(arguments_of(turned))
+    factor = torch.where(variance > 0, reference.variance / variance, 0.0).sqrt().unsqueeze(-1)
+    return turned._replace(query=(turned.query.to(factor.dtype) * factor).to(turned.query.dtype))
 
 
 def _event(layer: _Layer, call: Call) -> Attended:

@@ -205,8 +205,8 @@ def null(
 ) -> list[Measured]:
     """Bands of heads over the draws of both nulls; values of layers in the random-weights baseline."""
     untrained = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    kept = rescaled_null(evaluate(state, model), baseline, {ENTROPY: KEPT})
-    return [m for m in untrained if m.head is None] + matched_null(baseline, {*COLUMNS, RANK}) + kept
+    equal_variance = rescaled_null(evaluate(state, model), baseline, {ENTROPY: KEPT})
+    return [m for m in untrained if m.head is None] + matched_null(baseline, {*COLUMNS, RANK}) + equal_variance
 
 
 def verdict(findings: list[Finding]) -> Judgement:

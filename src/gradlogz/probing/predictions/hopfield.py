@@ -198,8 +198,8 @@ def null(
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
     """Bands of heads over the draws of both nulls."""
-    kept = rescaled_null(evaluate(state, model), baseline, {HELD: KEPT})
-    return matched_null(baseline, {HELD, COUNT, *CLASS_NAMES, RETRIEVAL}) + kept
+    equal_variance = rescaled_null(evaluate(state, model), baseline, {HELD: KEPT})
+    return matched_null(baseline, {HELD, COUNT, *CLASS_NAMES, RETRIEVAL}) + equal_variance
 
 
 def verdict(findings: list[Finding]) -> Judgement:
