@@ -7,7 +7,10 @@ python benchmarks/probe_calibration.py --models 0                               
     random    never trained, in four families, with weights of standard deviation .02, .125 and .25 in turn
     planted   models with one effect of known size (tests/support/planted), for each tested claim:
               tied       GPT-2s whose OV matrices have this cosine with the transposed QK matrices, of two widths
-              alike      GPT-2s with W_k = strength W_q + noise: QK matrices become positive, heads selective
+              alike      GPT-2s with W_k = strength W_q + noise: QK matrices become positive
+              matching   the same with smaller logits: heads attend to tokens like their own
+              axes       W_q and W_k independent, both on the principal axes of the tokens, with this scale: no heads
+                         are selective beyond the variance of their logits
               heavy      keys of Student's t distribution with 1 / strength degrees of freedom; Gaussian at 0
               attending  ALBERTs of one head that satisfy the theorem on the pair energy, with this step size
               unsure     models whose log variance of attended values raises the loss of the next token by this much
@@ -43,7 +46,16 @@ from gradlogz import probe  # noqa: E402
 from support.planted import sublayers  # noqa: E402
 from support.planted.energies import attending  # noqa: E402
 from support.planted.links import LinkedQueries  # noqa: E402
-from support.planted.matrices import HEADS, VOCABULARY, WIDTH, alike, gpt2, tied  # noqa: E402
+from support.planted.matrices import (  # noqa: E402
+    HEADS,
+    VOCABULARY,
+    WIDTH,
+    alike,
+    gpt2,
+    matching,
+    on_principal_axes,
+    tied,
+)
 from support.planted.rows import DrawnKeys, SureModel  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "probe_calibration.json"
@@ -95,6 +107,10 @@ def alike_model(strength: float, seed: int) -> torch.nn.Module:
     return gpt2(seed, lambda generator, gain: alike(generator, gain, strength), width=WIDE)
 
 
+def matching_model(strength: float, seed: int) -> torch.nn.Module:
+    return gpt2(seed, lambda generator, gain: matching(generator, gain, strength), width=WIDE)
+
+
 def heavy_model(strength: float, seed: int) -> torch.nn.Module:
     def draw(source: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         if not strength:
@@ -124,6 +140,7 @@ class Planted(NamedTuple):
 
 
 UPDATES = "tie", "ascent", "expansion"
+SELECTIVE = "entropy", "hopfield"
 COSINES = -1.0, -0.3, -0.1, 0.0, 0.1, 0.2, 0.3, 1.0
 PLANTED = {
     f"tied, width {WIDTH}": Planted(tied_model, UPDATES, COSINES),
@@ -132,7 +149,9 @@ PLANTED = {
         UPDATES,
         (-1.0, -0.5, -0.1, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0),
     ),
-    "alike": Planted(alike_model, ("qk_geometry", "entropy", "hopfield"), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
+    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
+    "matching": Planted(matching_model, SELECTIVE, (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
+    "axes": Planted(lambda scale, seed: on_principal_axes(seed, scale), SELECTIVE, (0.5, 1.0, 2.0, 4.0), 64, 48),
     "heavy": Planted(heavy_model, ("gaussian_measure",), (0.0, 0.1, 0.15, 0.2, 0.3), 32, 256, WORDS),
     "attending": Planted(
         lambda step, seed: attending(step, seed=seed), ("pair_energy",), (0.01, 0.02, 0.03, 0.1), words=96
@@ -232,10 +251,9 @@ def main(models: int, planted: int, jobs: int, wanted: tuple[str, ...]) -> None:
         values = [value for value in counts.pop("values") if np.isfinite(value)]
         counts["median value"] = round(float(np.median(values)), 4) if values else None
     settings = {"documents": DOCUMENTS, "length": LENGTH, "draws": DRAWS, "scales": SCALES, "claims": CLAIMS}
-    record = {"benchmark": "probe_calibration", "random models": models, "planted models": planted, **settings}
+    record = {"benchmark": "probe_calibration", **settings}
     if wanted != EVERY or not models or not planted:  # the rest keeps its counts
         known = json.loads(RESULTS.read_text())
-        record = {**record, **{name: known[name] for name in ("random models", "planted models") if not record[name]}}
         table = {n: known["counts"].get(n, {}) | table.get(n, {}) for n in {**known["counts"], **table}}
     RESULTS.write_text(json.dumps({**record, "counts": table}, indent=1) + "\n")
 

@@ -4,6 +4,7 @@ python benchmarks/tables.py     writes each table between its markers, and the d
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -430,9 +431,11 @@ def probe_errors() -> str:
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
     families = [name for name in table["counts"] if name.startswith("random: ")]
     lines = [
-        "| claim | " + " | ".join(name.removeprefix("random: ") for name in families) + " | models, all families |"
+        "| claim | "
+        + " | ".join(name.removeprefix("random: ") for name in families)
+        + " | models, all families | models of each family |"
     ]
-    lines.append("|---" * (len(families) + 2) + "|")
+    lines.append("|---" * (len(families) + 3) + "|")
     for claim in (name for name in _with_rotations(table) if name in table["counts"][families[0]]):
         each = [table["counts"][family][claim] for family in families]
         models: dict[str, int] = {}
@@ -442,8 +445,13 @@ def probe_errors() -> str:
             }
         cells = [_rates(counts["rows"]) for counts in each]
         of_models = "–" if claim not in table["claims"] else _rates(models)
-        lines.append(f"| {_code(claim)} | " + " | ".join([*cells, of_models]) + " |")
+        lines.append(f"| {_code(claim)} | " + " | ".join([*cells, of_models, str(_models(each))]) + " |")
     return "\n".join(lines)
+
+
+def _models(counts: Iterable[dict]) -> int:
+    """Smallest number of models behind some counts."""
+    return min(sum(each["models"].values()) for each in counts)
 
 
 def _with_rotations(table: dict) -> list[str]:
@@ -470,14 +478,15 @@ class Effect(NamedTuple):
 TIED = "cosine of OV and transposed QK matrices"
 MATRICES = "GPT-2s of two layers and width {}, 64 documents of 40 tokens"
 ALIKE = "GPT-2s of two layers and width 256, 128 documents of 60 tokens"
+AXES = "scale of W_q, which is independent of W_k and, like it, on the principal axes of the tokens (not selective)"
 LAYER = "one layer with four heads of 16 dimensions, 64 documents of 128 tokens"
 EFFECTS = {
     "tie": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "ascent": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "expansion": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "qk_geometry": Effect("alike", "cosine of W_q and W_k", ALIKE),
-    "entropy": Effect("alike", "cosine of W_q and W_k", ALIKE),
-    "hopfield": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "entropy": Effect("matching", "cosine of W_q and W_k", ALIKE),
+    "hopfield": Effect("matching", "cosine of W_q and W_k", ALIKE),
     "gaussian_measure": Effect(
         "heavy",
         "inverse of the degrees of freedom of Student's t distribution of the keys (0: Gaussian)",
@@ -510,15 +519,13 @@ def probe_power() -> str:
     """Percentages of heads or layers that support and that refute a claim, and median values, by planted effect."""
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
     narrow = {name: Effect("tied, width 32", TIED, MATRICES.format(32)) for name in ("tie", "ascent", "expansion")}
-    number = table["planted models"]
-    heading = f"planted effect; models, {number} of each strength"
-    lines = [f"| claim | {heading} | strength: supported / refuted (median value) |", "|---|---|---|"]
-    for claim, effect in [*EFFECTS.items(), *narrow.items()]:
-        cells = [
-            f"{strength:g}: {_rates(counts['rows'])} ({counts['median value']:.3g})"
-            for strength, counts in _planted(table, claim, effect.planted).items()
-        ]
-        lines.append(f"| `{claim}` | {effect.strength}; {effect.models} | {'; '.join(cells)} |")
+    lines = ["| claim | planted effect; models | strength: supported / refuted (median value) |", "|---|---|---|"]
+    axes = Effect("axes", AXES, "GPT-2s of two layers and width 64, 64 documents of 48 tokens")
+    for claim, effect in [*EFFECTS.items(), ("entropy", axes), ("hopfield", axes), *narrow.items()]:
+        known = _planted(table, claim, effect.planted)
+        cells = [f"{s:g}: {_rates(counts['rows'])} ({counts['median value']:.3g})" for s, counts in known.items()]
+        models = f"{_models(known.values())} of each strength: {effect.models}"
+        lines.append(f"| `{claim}` | {effect.strength}; {models} | {'; '.join(cells)} |")
         if claim == "link":
             sides = _planted(table, ROTATIONS, effect.planted)
             cells = [f"{strength:g}: {_rates(counts['rows'])}" for strength, counts in sides.items()]
@@ -531,13 +538,11 @@ def power_sentences() -> dict[str, str]:
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
     sentences = {}
     for claim, effect in EFFECTS.items():
-        shares = "; ".join(
-            f"{strength:g}: {_rates(counts['rows'])}"
-            for strength, counts in _planted(table, claim, effect.planted).items()
-        )
+        known = _planted(table, claim, effect.planted)
+        shares = "; ".join(f"{strength:g}: {_rates(counts['rows'])}" for strength, counts in known.items())
         sentences[claim] = (
             f"Percentages of rows that support / refute the claim, by planted effect ({effect.strength}): {shares}. "
-            f"Models: {table['planted models']} of each strength, {effect.models}."
+            f"Models: {_models(known.values())} of each strength, {effect.models}."
         )
     return sentences
 

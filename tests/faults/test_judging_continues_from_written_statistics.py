@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gradlogz import cli
+from gradlogz.engine.state_file import FORMAT, NotStorableError, read_state
 from gradlogz.probing import run_probe
 from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import load
@@ -181,11 +182,20 @@ def test_a_tensor_that_predictions_share_is_written_once(measured, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["os:system", "gradlogz.probing.inside.loading:load", "builtins:eval"])
-def test_a_file_names_records_only(tmp_path, name):
+def test_a_file_names_records_only(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     content = {"record": [0, "touch broken"]}
-    described = {"format": 1, "facts": {}, "classes": [name], "content": content}
-    save_file({"0": torch.zeros(1)}, tmp_path / STATISTICS, {"gradlogz": json.dumps(described)})
+
+    def written(name):
+        described = {"format": FORMAT, "facts": {}, "classes": [name], "content": content}
+        save_file({"0": torch.zeros(1)}, tmp_path / STATISTICS, {"gradlogz": json.dumps(described)})
+        return tmp_path / STATISTICS
+
+    with pytest.raises(NotStorableError):
+        read_state(written(name))
+    assert not (tmp_path / "broken").exists()
     assert read_measurement(tmp_path, {}, run_probe.chosen(None)) is None
+    assert read_state(written("gradlogz.probing.statistics:Sums")).totals == "touch broken"
 
 
 def test_a_state_of_other_objects_is_a_reason(measured, tmp_path):

@@ -71,8 +71,7 @@ def test_interesting_effects_are_found():
         ("gaussian_measure", "heavy: 0", "supported"),
         ("pair_energy", "attending: 0.03", "supported"),
         ("qk_geometry", "alike: 1", "supported"),
-        ("entropy", "alike: 0.5", "supported"),
-        ("hopfield", "alike: 0.5", "supported"),
+        ("entropy", "matching: 0.5", "supported"),
         ("dropped_covariance", "unsure: 1", "supported"),
     ):
         rows = counts[f"planted: {setting}"][claim]["rows"]

@@ -85,6 +85,7 @@ def test_the_headline_counts_predictions_only():
     assert sentence.startswith("1 prediction of the theory tested on m:")
     assert "Self-check “Attention is a gradient”: passed." in sentence
     assert "Described without a test: 1." in sentence
+    assert "the 2 verdicts are not corrected for their number" in sentence  # ascent and entropy
     lines = str(findings).splitlines()
     assert "self-check (1)" in lines
     assert "beyond the theory (1)" in lines
@@ -141,6 +142,8 @@ def test_few_documents_and_synthetic_text_are_named(documents):
     facts = {"effective_documents": documents}
     assert len(cautions(facts)) == (documents < 16)
     assert "Synthetic" in cautions({**facts, "synthetic_text": True})[-1]
+    assert "bfloat16" in cautions({**facts, "dtype": "bfloat16"})[-1]
+    assert cautions({**facts, "dtype": "float32"}) == cautions(facts)
 
 
 def test_the_effective_number_of_documents_is_that_of_their_lengths():

@@ -16,9 +16,10 @@ from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.embeddings import word_vectors_of
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.passes.batch_statistics import statistics_of
-from gradlogz.probing.passes.rotated_heads import rotated_statistics
+from gradlogz.probing.passes.rotated_heads import DrawStates, rotated_statistics
 from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.run_probe import _differences
 from gradlogz.probing.runs.judgement import graded
 from gradlogz.probing.statistics import merge
 from support import gauge
@@ -103,14 +104,19 @@ DRAWS = range(3)
 
 
 def matched(model, architecture, batches):
-    """{prediction: its values in each draw of the matched baseline}."""
+    """{prediction: its values in each draw of the matched baseline, and those of equal logit variance}."""
     predictions = [p for p in known_predictions() if p.baseline == "matched"]
-    states = [{} for _ in DRAWS]
+    states = [DrawStates({}, {}, {}) for _ in DRAWS]
     for batch in batches:
         added = rotated_statistics(model, architecture, batch, predictions, DRAWS)
         states = [merge(state, each) for state, each in zip(states, added, strict=True)]
     nothing = Probed("draw", architecture, {}, 0)
-    return {p.name: tuple(p.evaluate(state[p.name], nothing) for state in states) for p in predictions}
+    found = {}
+    for p in predictions:
+        rotated = tuple(p.evaluate(state.rotated[p.name], nothing) for state in states)
+        pairs = [[p.evaluate(part[p.name], nothing) for part in state[1:]] for state in states] if p.rescaled else []
+        found[p.name] = rotated, tuple(_differences(*pair) for pair in pairs)
+    return found
 
 
 def judgements(model, batches):
@@ -125,7 +131,7 @@ def judgements(model, batches):
     draws, found = matched(model, architecture, batches[:2]), {}
     for prediction in predictions:
         values = draws.get(prediction.name)
-        baseline = None if values is None else Baseline(prediction.empty(), known, values)
+        baseline = None if values is None else Baseline(prediction.empty(), known, *values)
         judgement = prediction.verdict(findings_of(prediction, state[prediction.name], known, baseline))
         judgement = graded(judgement, prediction.declaration.kind)
         rows = [f for f in judgement.findings if f.verdict not in ("", "described") or prediction.name in WHOLE]

@@ -18,7 +18,7 @@ from gradlogz.probing.statistics.histogram import Histogram
 from support.architectures import ARCHITECTURES
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import details_of, findings_of, judged, remarks_of, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, remarks_of, state_of, token_batches, with_draws
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -147,8 +147,9 @@ def drawn(source, levels, spread=0.03, documents=40, heads=6):
 
 
 def rulings(models, draws):
-    matched = tuple(hopfield.evaluate(state, NOTHING) for state in draws)
-    rows = findings_of(hopfield, models, NOTHING, Baseline({}, NOTHING, matched))
+    matched = [hopfield.evaluate(state, NOTHING) for state in draws]
+    baseline = with_draws(Baseline({}, NOTHING), matched, hopfield.evaluate(models, NOTHING))
+    rows = findings_of(hopfield, models, NOTHING, baseline)
     return [hopfield.verdict([f for f in rows if f.layer == name]) for name in models]
 
 

@@ -41,7 +41,7 @@ def rotated_events(model, inputs, seed):
         assert isinstance(event, Attended)
         seen[event.layer] = event
 
-    recorder = replace(entropy.PREDICTION, statistics=statistics)
+    recorder = replace(entropy.PREDICTION, statistics=statistics, rescaled=False)
     (_,) = rotated_statistics(model, discover(model, inputs), batch_of(inputs), [recorder], [seed])
     return seen
 
@@ -129,6 +129,60 @@ def test_every_architecture_has_a_matched_baseline(name):
         for of in ("query", "key"):
             assert not torch.allclose(getattr(event, of), getattr(found[layer], of), atol=1e-3)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def rescaled_events(model, inputs, seed):
+    """Attention calls of random queries of equal logit variance, by layer."""
+    seen = {}
+
+    def statistics(event, batch_pass):
+        seen.setdefault(event.layer, []).append(event)
+
+    recorder = replace(entropy.PREDICTION, statistics=statistics)
+    (_,) = rotated_statistics(model, discover(model, inputs), batch_of(inputs), [recorder], [seed])
+    return {layer: events[2] for layer, events in seen.items() if len(events) == 3}  # the model's, rotated, rescaled
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "t5"])
+def test_random_queries_have_the_logit_variance_of_every_row(name):
+    """Var over visible keys, weighted by exp(bias), against the definition; keys are those of the model."""
+    architecture = BY_NAME[name]
+    model, inputs = architecture.build().double(), architecture.inputs()
+    events, found = rescaled_events(model, inputs, 0), capture(model, inputs).attention
+    assert set(events) == {layer for layer, each in found.items() if not each.crosses}
+    for layer, event in events.items():
+        own = found[layer]
+        close(event.key, own.key, scale=1e2 * float(own.key.abs().max()))
+        variances = []
+        for each in (own, event):
+            k = each.key.repeat_interleave(each.query.shape[1] // each.key.shape[1], 1)
+            s = each.query @ k.mT * each.arguments.scale
+            weights = torch.stack([_base(each, s.shape, row) for row in range(s.shape[2])], 2)
+            mean = (weights * s).sum(-1, keepdim=True)
+            variances.append((weights * (s - mean).square()).sum(-1))
+        close(variances[1], variances[0], scale=1e3 * float(variances[0].max()))
+        turned = torch.nn.functional.cosine_similarity(event.query, own.query, dim=-1)
+        assert turned.mean() < 0.7
+
+
+def test_layers_with_learned_sinks_have_no_null_of_equal_variance():
+    """The weight of a sink depends on the mean of the logits, which a rotation does not keep."""
+    architecture = BY_NAME["gpt_oss"]
+    assert rescaled_events(architecture.build(), architecture.inputs(), 0) == {}
+
+
+def _base(event, shape, row):
+    """Distribution of a row over its visible keys without the query: uniform, or proportional to exp(bias)."""
+    call, n = event.arguments, shape[-1]
+    logit = torch.zeros(*shape[:2], n, dtype=F64)
+    if call.bias is not None:
+        logit = logit + call.bias.expand(*shape[:3], n)[:, :, row]
+    if call.attn_mask is not None:
+        mask = call.attn_mask.expand(*shape[:3], n)[:, :, row]
+        logit = logit.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logit + mask
+    if call.is_causal:
+        logit = logit.masked_fill(torch.arange(n) > row, -torch.inf)
+    return logit.softmax(-1).nan_to_num()
 
 
 def test_draws_follow_from_their_seeds():

@@ -8,7 +8,7 @@ import torch
 
 from gradlogz import Empirical
 from gradlogz.filters import linear_link
-from gradlogz.probing.predictions import link
+from gradlogz.probing.predictions import link, qk_geometry
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
 from gradlogz.probing.predictions.observables.key_link import divergence, linear_links, products_of, whitened
 from gradlogz.probing.predictions.observables.visible_keys import DRAWN, VisibleKeys, visible_keys
@@ -89,7 +89,7 @@ def test_divergences_are_relative_entropies_of_attention_weights():
     close(divergence(fitted, white.query, white.key, white.own_key), (p.exp() * (p - r)).sum(-1), scale=100.0)
 
 
-@pytest.mark.parametrize(("strength", "expected"), [(1.0, "supported"), (0.85, "supported"), (0.4, "refuted"),
+@pytest.mark.parametrize(("strength", "expected"), [(1.0, "supported"), (0.85, "supported"), (0.4, "inconclusive"),
                                                     (0.0, "refuted"), (-1.0, "refuted")])  # fmt: skip
 def test_planted_links_are_found(strength, expected):
     found = judged(link, LinkedQueries(strength), token_batches(4000, length=128, padded=False))
@@ -98,6 +98,19 @@ def test_planted_links_are_found(strength, expected):
     above, below = (details_of(found)[f"{side}_rotations"].count for side in ("above", "below"))
     assert (above, below) == (HEADS * (strength > 0), HEADS * (strength < 0))
     assert set(remarks_of(found)) == ({"aligned"} if strength == 0.4 else {"opposed"} if strength < 0 else set())
+
+
+def test_equal_matrices_pass_without_training():
+    """W_q = W_k is a link of some positive matrix: `link` and `qk_geometry` tell it from unrelated ones, no more."""
+    batches = token_batches(VOCABULARY, length=64, rows=6)
+    equal, free = encoder(sharpness=1.0, width=64), encoder(sharpness=1.0, width=64)
+    for layer in equal.encoder.layer:
+        layer.attention.self.key.load_state_dict(layer.attention.self.query.state_dict())
+    for prediction in (link, qk_geometry):
+        found, other = (judged(prediction, model, batches) for model in (equal, free))
+        assert found.verdict == "supported", found
+        assert other.verdict == "refuted", other
+        assert any("What this cannot tell" in text for text in prediction.DECLARATION.method)
 
 
 def test_near_the_bound_nothing_is_said():

@@ -6,8 +6,12 @@ import transformers as tf
 
 from gradlogz.probing import run_probe
 from gradlogz.probing.corpus.text import documents
+from gradlogz.probing.hypothesis_tests import against_null
 from gradlogz.probing.inside.loading import load
-from support.planted.matrices import VOCABULARY
+from gradlogz.probing.predictions import entropy
+from gradlogz.probing.runs.records import Finding
+from support.planted.matrices import VOCABULARY, matching, on_principal_axes
+from support.planted.matrices import gpt2 as gpt2_with
 from support.probe_models import token_batches
 
 CLAIMS = ["entropy", "hopfield"]
@@ -35,10 +39,10 @@ def bert(scale, seed):
     return declared_small(tf.BertModel(config, add_pooling_layer=False))
 
 
-def judged(model, *, draws=10):
+def judged(model, *, draws=10, predictions=CLAIMS):
     (batch,) = token_batches(VOCABULARY, rows=48, length=48, batches=1)
-    measured = run_probe.measure(model, None, [batch.inputs], predictions=CLAIMS, draws=draws)
-    return {claim.prediction: claim for claim in run_probe.evaluate(measured, predictions=CLAIMS).claims}
+    measured = run_probe.measure(model, None, [batch.inputs], predictions=predictions, draws=draws)
+    return {claim.prediction: claim for claim in run_probe.evaluate(measured, predictions=predictions).claims}
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.25])
@@ -61,24 +65,44 @@ def test_the_untrained_baseline_alone_would_support_them():
     assert untrained.value < untrained.null - 0.1
 
 
-def with_a_sink(model, size=8):
-    """Keys of rank one along the vector of the first position, to which the bias of every query points."""
-    first, along = torch.randn(32), torch.ones(size) / size**0.5
-    first = (first - first.mean()) / (first - first.mean()).norm()
-    with torch.no_grad():
-        model.embeddings.position_embeddings.weight[0] = 10 * first
-        for layer in model.encoder.layer:
-            attention = layer.attention.self
-            attention.key.weight.copy_(1.5 * torch.outer(along, first).repeat(4, 1))
-            attention.query.bias.copy_(3 * along.repeat(4))
-    return model
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_independent_matrices_on_the_principal_axes_are_not_supported(scale):
+    """W_q and W_k read the directions in which tokens vary, and are otherwise unrelated: logits vary, no more."""
+    for seed in range(2):
+        claims = judged(on_principal_axes(seed, scale))
+        for name in CLAIMS:
+            assert claims[name].value < claims[name].null - 0.2  # the matched baseline does not have their variance
+            assert claims[name].verdict == "inconclusive", claims[name]
+            assert claims[name].supported == 0
+        kept = next(d for d in claims["entropy"].details if d.key == entropy.KEPT)
+        assert abs(kept.value - kept.null) < 0.05
 
 
-def test_heads_that_their_spectra_do_not_explain_are_supported():
-    """Every draw of the matched baseline has the same spectra and biases, and its keys point elsewhere."""
-    claims = judged(with_a_sink(bert(0.02, 0)))
-    assert {claims[name].verdict for name in CLAIMS} == {"supported"}
-    assert claims["entropy"].value < 0.3 < claims["entropy"].null
+def test_heads_that_match_tokens_are_supported():
+    """Few keys stand out from the others, which no variance of logits explains."""
+    claims = judged(gpt2_with(0, matching, width=256), predictions=["entropy"])
+    assert claims["entropy"].verdict == "supported", claims["entropy"]
+    even = judged(gpt2_with(0, lambda generator, gain: matching(generator, gain, 0.0), width=256))
+    assert {even[name].verdict for name in CLAIMS} == {"inconclusive"}
+
+
+def test_a_head_must_be_beyond_both_nulls():
+    """The larger p-value counts, whichever null it is of; a head without the second null is not judged."""
+
+    def rows(null, kept):
+        about = ("model", "entropy", "layer", 1, 0)
+        one = Finding(*about, "entropy", 0.5, 0.48, 0.52, null, null - 0.1, null + 0.1, 100, freedom=20.0)
+        other = one._replace(quantity=entropy.KEPT, null=kept, null_low=kept - 0.1, null_high=kept + 0.1)
+        return [one, other]
+
+    def verdict(*findings):
+        return entropy.verdict(list(findings)).findings[0].verdict
+
+    assert verdict(*rows(0.9, 0.9)) == "supported"
+    assert verdict(*rows(0.1, 0.1)) == "refuted"
+    for nulls in ((0.9, 0.52), (0.52, 0.9), (0.9, 0.1), (0.1, 0.9)):
+        assert verdict(*rows(*nulls)) == "inconclusive"
+    assert verdict(rows(0.9, 0.9)[0]) == "inconclusive"
 
 
 def permuted(model):
@@ -91,16 +115,19 @@ def permuted(model):
     return model
 
 
-def test_permuted_entries_of_a_trained_model_are_not_supported():
-    """All-MiniLM-L6-v2 is supported; with the entries of its matrices permuted it is not."""
+def test_permuted_entries_of_a_trained_model_are_above_the_spectra_of_its_heads():
+    """Heads of all-MiniLM-L6-v2 are below their matched baseline; after a permutation of all entries they are not."""
     loaded = load("minilm", device="cpu")
-    options = {"tokens": 1500, "length": 64, "predictions": CLAIMS}
-    verdicts = []
+    options = {"tokens": 1500, "length": 64, "predictions": ["entropy"]}
+    below = []
     for change in (lambda model: model, permuted):
         measured = run_probe.measure(change(loaded.model), loaded.tokenizer, documents(None), draws=6, **options)
-        claims = run_probe.evaluate(measured, predictions=CLAIMS).claims
-        verdicts.append({claim.prediction: claim.verdict for claim in claims})
-    trained, random = verdicts
-    assert {trained[name] for name in CLAIMS} == {"supported"}
-    assert "supported" not in {random[name] for name in CLAIMS}
-    assert trained["identity"] == random["identity"] == "passed"
+        findings = run_probe.evaluate(measured, predictions=["entropy"])
+        claims = {claim.prediction: claim for claim in findings.claims}
+        rows = [f for f in findings.rows if f.quantity == "entropy"]
+        below.append(sum((against_null(rows)[1] < 0.01).tolist()))
+        assert claims["identity"].verdict == "passed"
+    assert claims["entropy"].supported <= 2
+    trained, random = below
+    assert trained > 36
+    assert random <= 7

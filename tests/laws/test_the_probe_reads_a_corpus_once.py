@@ -25,7 +25,7 @@ from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
 from gradlogz.probing.predictions.observables import moved_tokens
 from gradlogz.probing.predictions.qk_geometry import WHITENED
-from gradlogz.probing.statistics import GROUPS, merge
+from gradlogz.probing.statistics import GROUPS, merge, stream_seed
 from support.architectures import ARCHITECTURES
 from support.planted.matrices import VOCABULARY, gpt2, tied
 from support.probe_models import tensors_of
@@ -87,6 +87,27 @@ def test_the_same_seed_gives_the_same_findings(words):
     wanted = ["ascent", "symmetry", "gaussian_measure"]
     one, other = (gradlogz.probe(planted, words, TEXTS, tokens=None, predictions=wanted) for _ in range(2))
     assert repr(one.rows) == repr(other.rows)
+
+
+def test_documents_and_null_models_have_seeds_of_their_own(words):
+    """Another seed of the nulls changes null values alone; without one, the seed of the documents is that of both."""
+    wanted, planted = {"tokens": 120, "predictions": ["entropy"], "draws": 3}, model()
+
+    def rows(**seeds):
+        found = gradlogz.probe(planted, words, TEXTS, **seeds, **wanted).table("entropy", quantity="entropy")
+        return [[row[name] for row in found] for name in ("value", "null")]
+
+    values, nulls = rows(seed=1)
+    for seeds, same_values, same_nulls in (
+        ({"seed": 1, "baseline_seed": 1}, True, True),
+        ({"seed": 1, "baseline_seed": 2}, True, False),
+        ({"seed": 2, "baseline_seed": 1}, False, False),
+    ):
+        others = rows(**seeds)
+        assert (others[0] == values, others[1] == nulls) == (same_values, same_nulls), seeds
+    streams = [stream_seed(name, *numbers) for name in ("weights", "draw") for numbers in ((0,), (1,), (0, 1), (1, 0))]
+    assert len(set(streams)) == len(streams)
+    assert all(0 <= seed < 2**62 for seed in streams)
 
 
 def test_a_batch_that_does_not_fit_is_passed_in_halves(words):

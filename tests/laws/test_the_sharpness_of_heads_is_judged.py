@@ -17,7 +17,16 @@ from gradlogz.probing.predictions.observables.attention_rows import keys_seen, w
 from gradlogz.probing.statistics import merge, sums_of
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
+from support.probe_models import (
+    details_of,
+    findings_of,
+    judged,
+    probed,
+    remarks_of,
+    state_of,
+    token_batches,
+    with_draws,
+)
 from support.scales import close
 
 
@@ -110,7 +119,8 @@ def test_alerts_are_those_of_the_monitor():
     layers = ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self")
     assert alerts["logit_explosion"].layers == layers
     assert "entropy_collapse" in alerts
-    assert judged(entropy, encoder(sharpness=1.0), batches).remarks == ()
+    (other,) = judged(entropy, encoder(sharpness=1.0), batches).remarks
+    assert (other.key, other.numbers) == ("without_nulls", {"heads": 8})  # no draws
 
 
 def drawn(source, levels, spread, documents=40, heads=6):
@@ -128,8 +138,9 @@ def drawn(source, levels, spread, documents=40, heads=6):
 def rulings(models, draws):
     """Each of the models judged by itself, against draws of its matched models."""
     known = Probed("drawn", None, {}, 0)
-    matched = tuple(entropy.evaluate(state, known) for state in draws)
-    rows = findings_of(entropy, models, known, Baseline({}, known, matched))
+    matched = [entropy.evaluate(state, known) for state in draws]
+    baseline = with_draws(Baseline({}, known), matched, entropy.evaluate(models, known))
+    rows = findings_of(entropy, models, known, baseline)
     return [entropy.verdict([f for f in rows if f.layer == name]) for name in models]
 
 

@@ -13,7 +13,7 @@ from gradlogz.probing.inside.following import follow
 from gradlogz.probing.inside.hooks import without_cache
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.prediction import Baseline, Probed
-from gradlogz.probing.runs.judgement import split
+from gradlogz.probing.runs.judgement import Measured, split
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import GROUPS, merge
 
@@ -94,9 +94,20 @@ def remarks_of(judgement):
     return {remark.key: remark for remark in judgement.remarks}
 
 
+def with_draws(baseline, draws, values):
+    """The baseline with draws that are its matched ones, and are of equal logit variance too."""
+    mine = {m[:3]: m.value for m in values}
+    rescaled = tuple([Measured(*m[:3], m.value - mine[m[:3]]) for m in draw if m[:3] in mine] for draw in draws)
+    return replace(baseline, matched=tuple(draws), rescaled=rescaled)
+
+
 def judged(prediction, model, batches, baseline=None, change=lambda event: event, matched=()):
-    """The judgement on a model, with a random-weights baseline and matched models if there are any."""
+    """The judgement on a model, with a random-weights baseline and matched models if there are any.
+
+    Matched models stand for draws of both nulls.
+    """
     one = probed(model, batches[0])
+    state = state_of(prediction, model, batches, one.architecture, change)
     other = None
     if baseline is not None:
         same = probed(baseline, batches[0], "baseline")
@@ -104,6 +115,5 @@ def judged(prediction, model, batches, baseline=None, change=lambda event: event
     if matched:
         draws = [(state_of(prediction, each, batches, one.architecture), probed(each, batches[0])) for each in matched]
         other = other or Baseline(getattr(prediction, "PREDICTION", prediction).empty(), one)
-        other = replace(other, matched=tuple(prediction.evaluate(*draw) for draw in draws))
-    state = state_of(prediction, model, batches, one.architecture, change)
+        other = with_draws(other, [prediction.evaluate(*draw) for draw in draws], prediction.evaluate(state, one))
     return prediction.verdict(findings_of(prediction, state, one, other))

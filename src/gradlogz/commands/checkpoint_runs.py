@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     device_map: str | None
     dtype: str | None
     seed: int
+    baseline_seed: int | None
     baseline: float
     draws: int
     allow_pickle: bool
@@ -55,7 +56,7 @@ class Settings(NamedTuple):
 
         chosen = {
             "version": __version__, "tokens": self.tokens, "length": self.length, "seed": self.seed,
-            "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype,
+            "baseline_seed": self.baseline_seed, "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype,
             "predictions": [each.name for each in self.predictions],
             "files": [hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() for file in self.files],
         }  # fmt: skip

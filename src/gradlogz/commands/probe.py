@@ -113,7 +113,10 @@ def command(
         str | None,
         typer.Option(help="Precision: float32, float64, bfloat16 or float16 (default: float32).", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the baseline and of document sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of document sampling.")] = 0,
+    baseline_seed: Annotated[
+        int | None, typer.Option(help="Random seed of all null models (default: that of --seed).", show_default=False)
+    ] = None,
     baseline: Annotated[
         float,
         typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
@@ -146,8 +149,8 @@ def command(
     check_intervene(intervene)
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
-        text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline, draws,
-        allow_pickle, allow_remote_code,
+        text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline_seed,
+        baseline, draws, allow_pickle, allow_remote_code,
     )  # fmt: skip
     outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
@@ -235,7 +238,7 @@ def _measured(
     return measure(
         loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
         length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
-        seed=settings.seed, progress=True,
+        seed=settings.seed, baseline_seed=settings.baseline_seed, progress=True,
     )  # fmt: skip
 
 

@@ -97,15 +97,37 @@ def _with_verdicts(
     return judged
 
 
-def judge_against_null(findings: Sequence[Finding], quantity: str, *, small: bool = False) -> list[Finding]:
+def judge_against_null(
+    findings: Sequence[Finding], quantity: str, *, also: Sequence[str] = (), small: bool = False
+) -> list[Finding]:
     """Findings with verdicts for the rows of `quantity`, whose bound is the null value itself, at FDR 5 % each way.
+
+    A row must be beyond its null value and, with `also`, beyond those of further quantities of the same head: the
+    largest of their p-values tests that all hold (intersection-union test [berger82]). Rows without a null value are
+    inconclusive.
+    """
+    rows = [f for f in findings if f.quantity == quantity]
+    place = {(f.layer, f.call, f.head): i for i, f in enumerate(rows)}
+    above, below = against_null(rows)
+    for other in also:
+        further = [f for f in findings if f.quantity == other]
+        index = [place[f.layer, f.call, f.head] for f in further]
+        more = torch.full((2, len(rows)), math.nan, dtype=torch.float64)
+        more[:, index] = torch.stack(against_null(further))
+        above, below = torch.maximum(above, more[0]), torch.maximum(below, more[1])  # NaN if either is
+    supported, refuted = (benjamini_hochberg(p).tolist() for p in ((below, above) if small else (above, below)))
+    return _with_verdicts(findings, quantity, supported, refuted)
+
+
+def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """p-values of value <= null and of value >= null; NaN without a null value.
 
         t = (value - null) / sqrt(se² + sd²)        se: of the value; sd: prediction error of one more draw of the null
 
     Degrees of freedom by Welch and Satterthwaite. The variance over draws is thereby in the p-value, so that models
-    which are draws of the null themselves are rarely supported or refuted. Rows without a null value are inconclusive.
+    which are draws of the null themselves are rarely supported or refuted. p-values are two-sided, and 1 on the other
+    side.
     """
-    rows = [f for f in findings if f.quantity == quantity]
     value, low, high, null, null_high, null_freedom = (
         torch.tensor([getattr(f, name) for f in rows], dtype=torch.float64)
         for name in ("value", "low", "high", "null", "null_high", "null_freedom")
@@ -117,11 +139,8 @@ def judge_against_null(findings: Sequence[Finding], quantity: str, *, small: boo
     total = variance + null_variance
     welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
     p = student_p((value - null) / total.sqrt(), welch)
-    beyond = (null - value if small else value - null) > 0
-    supported, refuted = (
-        benjamini_hochberg(torch.where(side | p.isnan(), p, 1.0)).tolist() for side in (beyond, ~beyond)
-    )
-    return _with_verdicts(findings, quantity, supported, refuted)
+    above, below = (torch.where((side > 0) | p.isnan(), p, 1.0) for side in (value - null, null - value))
+    return above, below
 
 
 def describe(
@@ -238,8 +257,28 @@ def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[
     The band includes the variance over rotations and over samples of windows. Fewer than two draws have no
     band.
     """
+    return _bands(baseline.matched if baseline is not None else (), quantities)
+
+
+def rescaled_null(values: Sequence[Measured], baseline: Baseline | None, names: Mapping[str, str]) -> list[Measured]:
+    """Null values of quantities, as further quantities: random queries of equal logit variance, with their band.
+
+        value + mean ± t_.975(m - 1) sd sqrt(1 + 1 / m)      mean, sd: of the differences of m draws to the model itself
+
+    Both are measured on the windows of the draw, so that windows that differ from each other do not widen the band.
+    """
+    known = {(m.layer, m.head, m.quantity): m.value for m in values}
+    rows = []
+    for m in _bands(baseline.rescaled if baseline is not None else (), names):
+        value = known.get((m.layer, m.head, m.quantity), math.nan)
+        shifted = m._replace(value=value + m.value, low=value + m.low, high=value + m.high)
+        rows.append(shifted._replace(quantity=names[m.quantity]))
+    return rows
+
+
+def _bands(draws: Iterable[Iterable[Measured]], quantities: Container[str]) -> list[Measured]:
     values: dict[tuple[str, int | None, str], list[float]] = defaultdict(list)
-    for m in chain.from_iterable(baseline.matched if baseline is not None else ()):
+    for m in chain.from_iterable(draws):
         if m.quantity in quantities and math.isfinite(m.value):
             values[m.layer, m.head, m.quantity].append(m.value)
     rows = []

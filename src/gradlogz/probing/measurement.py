@@ -15,7 +15,8 @@ class Measurement(NamedTuple):
     """Result of a pass over a corpus: sufficient for all findings, and mergeable with other passes.
 
     state: {prediction: its statistics}; baseline: the random-weights baseline with its statistics.
-    matched: {prediction: its values in each draw of the matched baseline}.
+    matched: {prediction: its values in each draw of the matched baseline}; rescaled: those of random queries of equal
+        logit variance, as differences to the model itself.
     complete: whether the corpus was read to its end.
     """
 
@@ -24,6 +25,7 @@ class Measurement(NamedTuple):
     state: dict[str, Any]
     baseline: Baseline | None
     matched: dict[str, tuple[list[Measured], ...]]
+    rescaled: dict[str, tuple[list[Measured], ...]]
     report: Report
     tokens: list[Token]
     seconds: dict[str, float]

@@ -18,6 +18,7 @@ from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
 
+FORMAT = 2  # of the statistics of predictions
 _PROBED = ("name", "architecture", "weights", "seed", "words")  # the cache of results is not written
 
 
@@ -41,7 +42,7 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
         folder.mkdir(parents=True, exist_ok=True)
         if 2 * state.nbytes > shutil.disk_usage(folder).free:
             return f"the disk has less than twice the {state.nbytes / 2**30:.1f} GiB that they need"
-        state.write(part, facts)
+        state.write(part, {"statistics": FORMAT, **facts})
         part.replace(folder / STATISTICS)
     except (OSError, SafetensorError) as error:  # the second, on a full disk
         return f"{type(error).__name__}: {reason_of(error)}"
@@ -57,7 +58,7 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
         return None
     known = {p.statistics.__module__: p.statistics.__globals__ for p in predictions}  # type: ignore[attr-defined]
     try:
-        return _measurement(*read_state(path, known, facts=facts))
+        return _measurement(*read_state(path, known, facts={"statistics": FORMAT, **facts}))
     except (NotStorableError, TypeError, ValueError):
         return None  # written by another version, or damaged: the corpus is read again
 
@@ -65,12 +66,12 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
 def _plain(measured: Measurement) -> tuple[Any, ...]:
     """Return the fields, with the dataclasses `Probed` and `Baseline` as tuples."""
     other = measured.baseline
-    baseline = None if other is None else (other.state, _fields(other.model), other.matched)
+    baseline = None if other is None else (other.state, _fields(other.model))
     return (_fields(measured.probed), *measured[1:3], baseline, *measured[4:])
 
 
 def _measurement(probed: Any, facts: Any, state: Any, other: Any, *rest: Any) -> Measurement:
-    baseline = None if other is None else Baseline(other[0], _probed(other[1]), other[2])
+    baseline = None if other is None else Baseline(other[0], _probed(other[1]))
     return Measurement(_probed(probed), facts, state, baseline, *rest)
 
 

@@ -57,11 +57,14 @@ class Baseline(Generic[State]):
         model: the untrained model.
         matched: values of the attention layers with randomly rotated inputs (passes/rotated_heads.py), one list for
             each draw; empty if the prediction does not ask for them.
+        rescaled: the same for random queries of the model's logit variance, as differences to the values of the model
+            itself on the windows of the draw.
     """
 
     state: State
     model: Probed
     matched: tuple[list[Measured], ...] = ()
+    rescaled: tuple[list[Measured], ...] = ()
 
 
 def no_matrices(architecture: Architecture) -> Mapping[str, int]:  # noqa: ARG001
@@ -86,6 +89,7 @@ class Prediction(Generic[State]):
         baseline: data that `null` needs of the random-weights baseline: its statistics, its weights only, or its
             statistics and also the values of matched draws (`hypothesis_tests.matched_null`). In a matched draw
             `statistics` receives attention calls only, and `evaluate` no weights.
+        rescaled: whether matched draws also measure random queries of the model's logit variance.
         matrices: size in bytes of each large matrix in the state, by name; predictions that share a matrix give it
             the same name.
     """
@@ -99,6 +103,7 @@ class Prediction(Generic[State]):
     empty: Callable[[], State] = dict  # type: ignore[assignment]
     order: int = LAST
     baseline: Literal["statistics", "weights", "matched"] = "statistics"
+    rescaled: bool = False
     matrices: Callable[[Architecture], Mapping[str, int]] = no_matrices
 
     def __post_init__(self) -> None:

@@ -47,14 +47,14 @@ from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
 from .passes.memory_limits import check_memory, tokens_of_a_batch
 from .passes.placement import placed
-from .passes.rotated_heads import rotated_statistics
+from .passes.rotated_heads import DrawStates, rotated_statistics
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, graded, split
 from .runs.records import SELF_CHECK, Claim, Finding
 from .runs.replicates import Place, Replicates, replicates_of
-from .statistics import merge, token_hashes
+from .statistics import merge, stream_seed, token_hashes
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
@@ -62,6 +62,9 @@ DRAWS = 20  # default number of draws of the matched baseline
 MOST = 32  # windows that a draw of the matched baseline reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
+
+
+_Drawn = dict[str, tuple[list[Measured], ...]]  # {prediction: its values in each draw}
 
 
 class _Window(NamedTuple):
@@ -84,6 +87,7 @@ def probe(
     baseline: float = SHARE,
     draws: int = DRAWS,
     seed: int = 0,
+    baseline_seed: int | None = None,
     progress: Progress = False,
 ) -> Findings:
     """Measure the theory's predictions on a model and a text, with null values and 95 % confidence intervals.
@@ -103,14 +107,16 @@ def probe(
         baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
             random models at all.
         draws: number of draws of the matched baseline, whose heads have the spectra of the trained ones; 0 for none.
-        seed: seed of the random-weights baseline, of the choice of documents, and of random null models.
+        seed: seed of the choice of documents.
+        baseline_seed: seed of the random-weights baseline, of matched draws and of other random null models; `seed` if
+            None. Documents, weights and draws have streams of their own.
         progress: True for a bar on standard error, or a function f(tokens read, total).
 
     Law: tests/laws/test_the_probe_reads_a_corpus_once.py.
     """
     measured = measure(
         model, tokenizer, corpus_of(tokenizer, texts), name=name, tokens=tokens, length=length, predictions=predictions,
-        baseline=baseline, draws=draws, seed=seed, progress=progress,
+        baseline=baseline, draws=draws, seed=seed, baseline_seed=baseline_seed, progress=progress,
     )  # fmt: skip
     return evaluate(measured, predictions=predictions, progress=progress is True)
 
@@ -128,6 +134,7 @@ def measure(
     baseline: float = SHARE,
     draws: int = DRAWS,
     seed: int = 0,
+    baseline_seed: int | None = None,
     progress: Progress = False,
 ) -> Measurement:
     """Run a model over documents, or over inputs without a tokenizer, and its random-weights baseline over a sample.
@@ -151,7 +158,8 @@ def measure(
         sys.stderr.write(f"{large}\n")
     words = word_vectors_of(model, architecture)
     weights = weights_of(model, architecture, inputs)
-    probed = Probed(name or type(model).__name__, architecture, weights, seed, words=words)
+    of_nulls = seed if baseline_seed is None else baseline_seed
+    probed = Probed(name or type(model).__name__, architecture, weights, of_nulls, words=words)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
     sample = BaselineRows(baseline)
@@ -178,16 +186,16 @@ def measure(
         untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        values = _matched(model, windows, matched, probed, draws, interrupted) if matched else {}
+        drawn = _matched(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
         seconds["matched"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
-    if isinstance(values, str):
-        known["without_matched"], values = values, {}
+    if isinstance(drawn, str):
+        known["without_matched"], drawn = drawn, ({}, {})
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, untrained, values, report, listed, seconds, not interrupted())
+    return Measurement(probed, known, state, untrained, *drawn, report, listed, seconds, not interrupted())
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:
@@ -226,7 +234,8 @@ def _judged(measured: Measurement, prediction: Prediction) -> tuple[Judgement, l
     values = prediction.evaluate(state, probed)
     baseline = None if other is None else replace(other, state=other.state.get(key, prediction.empty()))
     if draws := measured.matched.get(key):
-        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws)
+        rescaled = measured.rescaled.get(key, ())
+        baseline = replace(baseline or Baseline(prediction.empty(), probed), matched=draws, rescaled=rescaled)
     judged = prediction.verdict(_joined(probed.name, key, values, prediction.null(state, probed, baseline)))
     low, high = _ends(judged, values)
     return graded(judged._replace(low=low, high=high), prediction.declaration.kind), values
@@ -291,7 +300,7 @@ def _baseline(
     """Return the random-weights baseline on a sample of the batches, or the reason why it cannot be initialised."""
     predictions = [p for p in predictions if p.baseline != "weights"]
     try:
-        other = with_random_weights(model, seed=probed.seed)
+        other = with_random_weights(model, seed=stream_seed("weights", probed.seed))
     except ValueError as error:
         return str(error)
     inputs = placed(sample[0], other).inputs
@@ -312,28 +321,36 @@ def _matched(
     probed: Probed,
     draws: int,
     interrupted: Callable[[], bool],
-) -> dict[str, tuple[list[Measured], ...]] | str:
-    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none."""
+) -> tuple[_Drawn, _Drawn] | str:
+    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none.
+
+    The second are those of random queries of equal logit variance, as differences to the model itself.
+    """
     values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
+    rescaled: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions if p.rescaled}
     drawn = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
     try:
         for batches, numbers in _dealt(windows, draws):
             if interrupted():
                 break
-            seeds = [probed.seed * draws + number for number in numbers]
-            for state in _states(model, batches, predictions, probed, seeds):
+            seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
+            for states in _states(model, batches, predictions, probed, seeds):
                 for p in predictions:
-                    values[p.name].append(_values(p, state[p.name], drawn))
+                    values[p.name].append(_values(p, states.rotated[p.name], drawn))
+                    if p.rescaled:
+                        pair = (_values(p, state[p.name], drawn) for state in (states.rescaled, states.model))
+                        rescaled[p.name].append(_differences(*pair))
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
-    return {name: tuple(lists) for name, lists in values.items()}
+    one, other = ({name: tuple(lists) for name, lists in each.items()} for each in (values, rescaled))
+    return one, other
 
 
 def _states(
     model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Return the state of each draw over the batches that it reads."""
-    states: list[dict[str, Any]] = [{} for _ in seeds]
+) -> list[DrawStates]:
+    """Return the states of each draw over the batches that it reads."""
+    states = [DrawStates({}, {}, {}) for _ in seeds]
     for batch in batches:
         added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
         states = [merge(state, each) for state, each in zip(states, added, strict=True)]
@@ -345,6 +362,15 @@ def _values(prediction: Prediction, state: Any, drawn: Probed) -> list[Measured]
     with suppress(Exception):
         return [m._replace(replicates=None) for m in prediction.evaluate(state, drawn)]
     return []
+
+
+def _differences(values: list[Measured], others: list[Measured]) -> list[Measured]:
+    """Return the differences of values to others of the same layers, heads and quantities."""
+    known = {(m.layer, m.head, m.quantity): m.value for m in others}
+    return [
+        Measured(m.layer, m.head, m.quantity, m.value - known.get((m.layer, m.head, m.quantity), math.nan))
+        for m in values
+    ]
 
 
 def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:

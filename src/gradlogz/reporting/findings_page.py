@@ -39,7 +39,8 @@ GUIDE = {
     ),
     "null": (
         "The same statistic under a null model: the untrained architecture (random-weights baseline), heads with the "
-        "spectra of the trained QK matrices and random singular vectors (matched baseline), randomly rotated matrices, "
+        "spectra of the trained QK matrices and random singular vectors (matched baseline), random queries of equal "
+        "logit variance, randomly rotated matrices, "
         "other heads, permuted tokens or a random order of depths. Each section names its null. Figures show "
         "it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end of the "
         "band."
@@ -159,6 +160,10 @@ def _methods(run: Run) -> tuple[str, ...]:
         "p-value is 1 unless the whole confidence interval is beyond the bound. The Benjamini–Hochberg procedure "
         "[benjamini95] decides which p-values are significant, separately for the two bounds, at FDR 5 % over all "
         "heads. Statistics of weights alone have no sampling error and are compared with the bounds directly.",
+        "Multiplicity. The FDR is that of one claim, one model and one direction (support, or refutation). It is not "
+        "controlled over claims or over models: of many verdicts some may be false. Verdicts on models need more than "
+        "half of the heads or layers, which random models did not reach for the claims that they should not decide "
+        "(error rates in docs/probe.md).",
         "Verdicts. A head supports (refutes) the claim if its value is significantly beyond the bound of support (of "
         "refutation). All other heads are inconclusive, also those whose 95 % confidence interval excludes the bound "
         "but whose p-value is too large for FDR 5 %. The verdict on the model is that of more than half of its heads "

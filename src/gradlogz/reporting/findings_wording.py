@@ -40,6 +40,7 @@ from .formatting import STYLES
 Declarations = Mapping[str, Declaration]
 NAMED = 3  # layers that a sentence names; the rest are counted
 FEW_DOCUMENTS = 16  # effective documents below which intervals and verdicts are uncertain
+HALF = ("bfloat16", "float16")
 KINDS_EXPLAINED = {
     PREDICTED: "prediction of the theory",
     BEYOND: "test beyond the theory, of a statement that the theory does not make; not counted for or against it",
@@ -262,6 +263,11 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
     if any(beyond[verdict] for verdict in TESTED):
         outcomes = ", ".join(f"{beyond[verdict]} {verdict}" for verdict in TESTED if beyond[verdict])
         sentences.append(f"Tests beyond the theory: {outcomes}.")
+    if (number := tested + sum(beyond[verdict] for verdict in TESTED)) > 1:
+        sentences.append(
+            f"The FDR of 5 % holds among the heads or layers of one claim; the {number} verdicts are not corrected for "
+            "their number."
+        )
     if described := sum(claim.verdict == "described" for claim in claims):
         sentences.append(f"Described without a test: {described}.")
     for check in by_kind.get(SELF_CHECK, ()):
@@ -273,7 +279,7 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
 
 
 def cautions(facts: Mapping[str, object]) -> tuple[str, ...]:
-    """Sentences on the limits of the text that a model read."""
+    """Sentences on the limits of the text that a model read, and of its precision."""
     sentences = []
     documents = facts.get("effective_documents")
     if isinstance(documents, int | float) and documents < FEW_DOCUMENTS:
@@ -285,6 +291,12 @@ def cautions(facts: Mapping[str, object]) -> tuple[str, ...]:
         sentences.append(
             "Synthetic text: the reactions bundled with the package are made from templates. Pass real reactions "
             "(--text) before drawing conclusions on a chemical model."
+        )
+    if (dtype := facts.get("dtype")) in HALF:
+        sentences.append(
+            f"Half precision: the model ran in {dtype}, and its rounding errors are part of all values. Statistics of "
+            "small differences (explained variances, deficits, gains) may change verdicts; compare with --dtype "
+            "float32."
         )
     return tuple(sentences)
 

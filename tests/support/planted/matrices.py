@@ -127,3 +127,37 @@ def spreading(generator, gain, step):
     Wq, _, _, _ = random_heads(generator)
     identity = np.eye(WIDTH).reshape(WIDTH, HEADS, SIZE).transpose(1, 0, 2)
     return [1.5 * Wq, 1.5 * Wq, identity, step * identity.transpose(0, 2, 1)]
+
+
+def matching(generator, gain, strength=1.0, scale=0.5):
+    """Return heads that attend to tokens like their own: W_k = W_q up to noise, at a moderate scale of logits."""
+    Wq, Wk, Wv, Wo = alike(generator, gain, strength)
+    return [scale * Wq, Wk, Wv, Wo]
+
+
+def on_principal_axes(seed, scale=1.0, width=64):
+    """A GPT-2 whose W_q and W_k are independent, both on the leading principal axes of its tokens, never trained.
+
+    The standard deviation of token coordinate i is proportional to 1 / i; heads read the first coordinates, each side
+    through a random rotation of its own. There are no positions, and sublayers change tokens little.
+    """
+    size = width // HEADS
+
+    def heads(generator, gain):
+        _, _, Wv, Wo = random_heads(generator, width=width)
+        Wq, Wk = np.zeros((2, HEADS, width, size))
+        for W in (*Wq, *Wk):
+            W[:size] = np.linalg.qr(generator.normal(size=(size, size)))[0]
+        return [scale * Wq, Wk, Wv, 0.05 * Wo]
+
+    model = gpt2(seed, heads, gain=np.ones(width), width=width)
+    spread = 1 / np.arange(1, width + 1)
+    with torch.no_grad():
+        part = model.transformer
+        put(part.wte.weight, part.wte.weight.numpy() * spread * np.sqrt(width) / np.linalg.norm(spread))
+        part.wpe.weight.zero_()
+        for block in part.h:
+            block.ln_1.bias.zero_()
+            block.attn.c_attn.bias.zero_()
+            block.mlp.c_proj.weight.zero_()
+    return model

@@ -10,6 +10,14 @@ embeddings and shared keys are those of the layer, which is run as it is. The ro
 no change of basis of queries and keys, and no gain moved between a norm and its matrices, has an effect. Rotations of
 Gaussian matrices are Gaussian: given its inputs, an untrained layer is itself a draw of this null.
 
+Random queries of equal logit variance, the second null of statistics of selectivity:
+
+    c q'            q': query of gain * (n H_q) + bias, among the keys k of the layer itself
+    c² Var <q', k> = Var <q, k>      for every row, over its visible keys, before a soft cap
+
+The keys, and the variance of the logits of every row, are those of the model; the queries point elsewhere. Layers with
+learned sinks have no such null, because the weight of a sink depends on the mean of the logits as well.
+
 Cross-attention has no matched baseline.
 
 Read next: ../hypothesis_tests.py (the band of the draws), ../inside/reprojection.py (layers run again).
@@ -32,6 +40,7 @@ from ..inside.following import arguments_of, follow
 from ..inside.hooks import evaluation_mode, without_cache
 from ..inside.reprojection import call_on
 from ..prediction import Prediction
+from ..predictions.observables.attention_rows import product_variance
 from ..statistics import merge
 
 
@@ -93,34 +102,73 @@ class _Layer(NamedTuple):
         return None if self.sublayer is None else self.sublayer.reads or self.sublayer.norm_of_stream
 
 
+class DrawStates(NamedTuple):
+    """{prediction: its state} of one draw, for the predictions that ask for it.
+
+    rotated: with rotated queries and keys. rescaled: with random queries of equal logit variance. model: of the model
+    itself, in the layers that have `rescaled`.
+    """
+
+    rotated: dict[str, Any]
+    rescaled: dict[str, Any]
+    model: dict[str, Any]
+
+
+class _Reference(NamedTuple):
+    """The attention call of a layer itself, and the variance of the logits of its rows."""
+
+    call: Call
+    variance: Float[Tensor, "b h m"]
+
+
 class _Complete(Exception):  # noqa: N818 - control flow: every attention layer has been called
     pass
 
 
 def rotated_statistics(
     model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction], seeds: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-    """Yield {prediction: its state} of a batch for each draw: the statistics of its rotated attention calls.
+) -> Iterator[DrawStates]:
+    """Yield the states of a batch for each draw: the statistics of its rotated attention calls.
 
     The model reads the batch once, up to its last attention layer. Layers that compute their own logits, or whose
     inputs are not among their arguments, have no matched baseline.
     """
-    layers = _layers(model, architecture, batch)
+    layers = [layer for layer in _layers(model, architecture, batch) if not layer.crosses]
     batch_pass = BatchPass(batch)
+    rescaling = [p for p in predictions if p.rescaled]
+    references: list[_Reference | None] = [None] * len(layers)
+    of_model = _empty(rescaling)
+    if rescaling:
+        with torch.no_grad(), evaluation_mode(model):
+            references = [_reference(layer) for layer in layers]
+            for layer, reference in zip(layers, references, strict=True):
+                if reference is not None:
+                    _add(of_model, rescaling, _event(layer, reference.call), batch_pass)
     for seed in seeds:
         rotations = Rotations(seed)
-        state: dict[str, Any] = {p.name: p.empty() for p in predictions}
+        states = DrawStates(_empty(predictions), _empty(rescaling), of_model)
         with torch.no_grad(), evaluation_mode(model):
-            for layer in layers:
-                event = _rotated(layer, rotations)
-                if event is None:
+            for layer, reference in zip(layers, references, strict=True):
+                rotated = _rotated(layer, rotations)
+                if rotated is None:
                     continue
-                batch_pass.begin_event()
-                for p in predictions:
-                    added = p.statistics(event, batch_pass)
-                    if added is not None:
-                        state[p.name] = merge(state[p.name], added)
-        yield state
+                _add(states.rotated, predictions, _event(layer, rotated), batch_pass)
+                if reference is not None:
+                    _add(states.rescaled, rescaling, _event(layer, _rescaled(rotated, reference)), batch_pass)
+        yield states
+
+
+def _empty(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    return {p.name: p.empty() for p in predictions}
+
+
+def _add(state: dict[str, Any], predictions: Sequence[Prediction], event: Attended, batch_pass: BatchPass) -> None:
+    """Add the statistics of an attention call to the states of predictions."""
+    batch_pass.begin_event()
+    for p in predictions:
+        added = p.statistics(event, batch_pass)
+        if added is not None:
+            state[p.name] = merge(state[p.name], added)
 
 
 def _layers(model: nn.Module, architecture: Architecture, batch: Batch) -> list[_Layer]:
@@ -144,21 +192,32 @@ def _layers(model: nn.Module, architecture: Architecture, batch: Batch) -> list[
     return layers
 
 
-def _rotated(layer: _Layer, rotations: Rotations) -> Attended | None:
+def _rotated(layer: _Layer, rotations: Rotations) -> Call | None:
     """Return the attention call of a layer under the rotations of a draw; None if it has no matched baseline."""
-    call = _call(layer, rotations)
-    if call is None:
+    known = layer.layer_call
+    of_queries = call_on(known, rotations.rotated(known.tokens, layer.norm, 0))
+    of_keys = call_on(known, rotations.rotated(known.tokens, layer.norm, 1))
+    return None if of_queries is None or of_keys is None else of_queries._replace(key=of_keys.key)
+
+
+def _reference(layer: _Layer) -> _Reference | None:
+    """Return the call of a layer itself with its logit variance; None if random queries cannot be compared with it."""
+    call = call_on(layer.layer_call, layer.layer_call.tokens)
+    if call is None or call.options.get("sinks") is not None:
         return None
+    return _Reference(call, product_variance(arguments_of(call)))
+
+
+def _rescaled(rotated: Call, reference: _Reference) -> Call:
+    """Return rotated queries among the keys of the layer itself, with the logit variance of every one of its rows."""
+    turned = rotated._replace(key=reference.call.key)
+    variance = product_variance(arguments_of(turned))
+    factor = torch.where(variance > 0, reference.variance / variance, 0.0).sqrt().unsqueeze(-1)
+    return turned._replace(query=(turned.query.to(factor.dtype) * factor).to(turned.query.dtype))
+
+
+def _event(layer: _Layer, call: Call) -> Attended:
+    """Return an attention call as the event that predictions read."""
     call = call._replace(value=call.value[..., :WIDTH])  # outputs are not needed
     about = layer.name, layer.sublayer, arguments_of(call), call.attend("moments"), layer.crosses
     return Attended(*about, output_projection=layer.output_projection)
-
-
-def _call(layer: _Layer, rotations: Rotations) -> Call | None:
-    if layer.crosses:  # the norm of its keys is that of the encoder: rotations with the gain would depend on the basis
-        return None
-    known = layer.layer_call
-    tokens = rotations.rotated(known.tokens, layer.norm, 0)
-    of_queries = call_on(known, tokens)
-    of_keys = call_on(known, rotations.rotated(known.tokens, layer.norm, 1))
-    return None if of_queries is None or of_keys is None else of_queries._replace(key=of_keys.key)

@@ -20,7 +20,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, beyond_the_null, conclude, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, beyond_the_null, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
@@ -60,7 +60,7 @@ DECLARATION = Declaration(
         f"The partial correlation is above {LEAST:g} and above the null, the correlation of the loss with the variance "
         "at another token."
     ),
-    refutes=f"The partial correlation is below {LEAST:g}.",
+    refutes=f"The partial correlation is below {-LEAST:g} and below that null.",
     method=(
         FORMULAS,
         "The trace is taken in the residual stream, after the output matrix: before it, a change of basis of values "
@@ -178,10 +178,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge the partial correlation of the average over layers."""
     of_model = [f for f in findings if not f.layer and f.quantity == PARTIAL]
 
-    def bounds(f: Finding) -> Bounds:
-        return Bounds(beyond_the_null(f, LEAST).supports, LEAST)
-
-    ruled = judge(of_model, PARTIAL, bounds)
+    ruled = judge(of_model, PARTIAL, lambda f: beyond_the_null(f, LEAST))
     rest = [f for f in findings if f not in of_model]
     judgement = conclude(ruled, PARTIAL)._replace(findings=ruled + rest)
     if not judgement.judged:

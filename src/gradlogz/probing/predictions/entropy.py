@@ -21,6 +21,7 @@ from ..hypothesis_tests import (
     matched_null,
     measured,
     median_detail,
+    rescaled_null,
 )
 from ..inside.events import Attended, Event, ForwardOutput
 from ..planted_power import planted_power
@@ -29,8 +30,18 @@ from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Comoments, Estimate, Sums, jackknifed, ratio, sums_of
 from .observables.attention_rows import applies, keys_seen, moments_of_keys, moments_of_queries, weight_of_first
+from .observables.equal_variance import (
+    ABOVE_KEPT,
+    BOTH_NULLS,
+    EQUAL_VARIANCE,
+    NO_NULLS,
+    WITHOUT_NULLS,
+    details_of_kept,
+    remarks_without_nulls,
+)
 
 ENTROPY, LEARNED, HIGH = "entropy", "learned sink", "high logits"
+KEPT = "entropy, logit variance kept"  # the entropy again, whose null keeps the variance of the logits
 OF_LAYER, SINKS, RANK = "entropy of the layer", "heads with a sink", "logit rank"
 COLLAPSE, LOGIT, SINK = (float(bound or 0.0) for bound in Thresholds()[:3])
 # name: columns of numerator and denominator
@@ -59,31 +70,29 @@ DECLARATION = Declaration(
     title="Entropy below baseline",
     kind=BEYOND,
     claim=(
-        "The orientation of QK matrices lowers the entropy of attention: heads are more selective than randomly "
-        "oriented matrices of the same spectra."
+        "Heads are selective beyond their scale: the entropy of attention is lower than with randomly oriented QK "
+        "matrices of the same spectra, and lower than with random queries whose logits have the same variance."
     ),
     formula=(
         "normalised entropy H / log n of the attention weights, mean over the rows of a head; n: visible keys of a row"
     ),
-    supports="The normalised entropy is significantly below that of the matched baseline.",
-    refutes="The normalised entropy is significantly above that of the matched baseline.",
+    supports=(
+        "The normalised entropy is significantly below both nulls: that of the matched baseline and that of random "
+        "queries of equal logit variance."
+    ),
+    refutes="The normalised entropy is significantly above both nulls.",
     method=(
         FORMULAS,
         "The theory does not state this claim. It is tested because most statistics of attention follow the size of "
         "the logits: larger random matrices have lower entropy, too. Null of every quantity of a head: its mean over "
         "draws of the matched baseline, with the 95 % prediction band of one more draw. The mean entropy of a "
         "layer is compared with the random-weights baseline, which is the state before training.",
-        "The null keeps the spectra of the QK matrices and the tokens, not the variance of the logits: query and key "
-        "matrices that both follow the principal axes of the tokens pass, trained or not. The claim is about this "
-        "orientation, not about the use of attention.",
+        EQUAL_VARIANCE,
         f"The result has an alert if the mean normalised entropy of a layer is below {COLLAPSE:g}, if more than half "
         f"of the heads of a layer have a mean weight above {SINK:g} on the first key (sink), or if a logit is above "
         f"{LOGIT:g}.",
     ),
-    decision_rule=(
-        "The difference to the matched baseline is tested against 0 with the sampling error of the value and the "
-        "variance over draws; its size is the effect. The verdict on the model is that of more than half of its heads."
-    ),
+    decision_rule=(f"{BOTH_NULLS} The verdict on the model is that of more than half of its heads."),
     bounds={
         f"{COLLAPSE:g} (alert)": (
             "Of the entropy of uniform weights. The lowest layer of two pretrained models has 0.24 (SmolLM2) and 0.50 "
@@ -92,10 +101,11 @@ DECLARATION = Declaration(
         f"{SINK:g} (alert)": "The weight on the first key above which [gu25] count a head as a sink.",
         f"{LOGIT:g} (alert)": "The logit at which [kimi25] clip queries and keys in training.",
     },
-    interesting="Any significant difference to the matched baseline; there is no bound.",
+    interesting="Any significant difference to both nulls; there is no bound.",
     power=planted_power("entropy"),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
+        KEPT: Quantity("share of log n", "H / log n"),
         "logit variance": Quantity("nats²", "Σ a (s − Σ a s)²"),
         "max logit": Quantity("nats", "max s"),
         "log normalizer": Quantity("nats", "G"),
@@ -106,13 +116,18 @@ DECLARATION = Declaration(
         SINKS: Quantity("share of heads", f"P(E a₀ > {SINK:g})"),
         RANK: Quantity("dimensions", "tr(A)² / tr(A²),  A = E[q qᵀ] Cov(k)"),
     },
-    references=("xiao24", "gu25"),
+    references=("xiao24", "gu25", "berger82"),
     statistic="median normalised entropy",
     null="matched baseline",
-    outcomes=("have lower entropy than the matched baseline", "higher"),
-    details={OF_LAYER: Label("median over layers of the mean entropy", null="random-weights baseline")},
+    outcomes=("have lower entropy than both nulls", "higher"),
+    details={
+        OF_LAYER: Label("median over layers of the mean entropy", null="random-weights baseline"),
+        KEPT: Label("median entropy", null="random queries of equal logit variance", counted="below this null"),
+        ABOVE_KEPT: Label("heads above this null"),
+    },
     remarks={
         NOTHING_MEASURED: "No attention row has two or more visible keys.",
+        WITHOUT_NULLS: NO_NULLS,
         "entropy_collapse": f"Alert: entropy collapse (mean below {COLLAPSE:g}) in {{layers}}.",
         "attention_sink": "Alert: attention sink in more than half of the heads of {layers}.",
         "logit_explosion": f"Alert: logits above {LOGIT:g} in {{layers}}.",
@@ -120,6 +135,7 @@ DECLARATION = Declaration(
     labels={
         "log normalizer": "log normaliser",
         ENTROPY: "normalised entropy",
+        KEPT: "normalised entropy, against random queries of equal logit variance",
         "sink": "weight on the first key",
         LEARNED: "weight on the learned sink",
         HIGH: f"share of rows with a logit above {LOGIT:g}",
@@ -171,6 +187,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
         for layer, estimate in bootstrapped(sums, partial(ratio, above=above, below=below)).items():
             if name != LEARNED or state[layer].learned:
                 rows += measured(layer, name, estimate, sums[layer].totals[0, :, below])
+    rows += [m._replace(quantity=KEPT) for m in rows if m.quantity == ENTROPY]
     for layer, estimate in bootstrapped(of_layers, lambda t: ratio(t, 2, 1)).items():
         one = Estimate(*(t.squeeze(0) for t in estimate))
         tokens = sums[layer].totals[0].amax(0)  # of one head, not of all
@@ -186,16 +203,18 @@ def null(
     model: Probed,
     baseline: Baseline[dict[str, LayerState]] | None,
 ) -> list[Measured]:
-    """Bands of heads over the draws of the matched baseline; values of layers in the random-weights baseline."""
+    """Bands of heads over the draws of both nulls; values of layers in the random-weights baseline."""
     untrained = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    return [m for m in untrained if m.head is None] + matched_null(baseline, {*COLUMNS, RANK})
+    equal_variance = rescaled_null(evaluate(state, model), baseline, {ENTROPY: KEPT})
+    return [m for m in untrained if m.head is None] + matched_null(baseline, {*COLUMNS, RANK}) + equal_variance
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its normalised entropy; remark on alerts."""
-    ruled = judge_against_null(findings, ENTROPY, small=True)
-    details = [median_detail(OF_LAYER, findings, OF_LAYER)]
-    return conclude(ruled, ENTROPY, details=details, remarks=_alerts(findings))
+    ruled = judge_against_null(findings, ENTROPY, also=(KEPT,), small=True)
+    details = [median_detail(OF_LAYER, findings, OF_LAYER), *details_of_kept(findings, KEPT)]
+    remarks = [*remarks_without_nulls(findings, ENTROPY, KEPT), *_alerts(findings)]
+    return conclude(ruled, ENTROPY, details=details, remarks=remarks)
 
 
 def _rank(layer: str, layer_state: LayerState) -> list[Measured]:
@@ -228,4 +247,6 @@ def _alerts(findings: list[Finding]) -> list[Remark]:
     return remarks
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=100, baseline="matched")
+PREDICTION = Prediction(
+    __name__, DECLARATION, statistics, evaluate, null, verdict, order=100, baseline="matched", rescaled=True
+)

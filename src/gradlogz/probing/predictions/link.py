@@ -35,7 +35,7 @@ from .observables.visible_keys import FEWEST, ROWS, LayerRows, VisibleKeys, laye
 
 COSINE, GAUSSIAN = "cosine with the link", "cosine with the Gaussian link"
 LINEAR, OF_LINEAR, OF_QK = "linear link R²", "linear link divergence", "QK divergence"
-BOUND = math.sqrt(0.5)
+BOUND, NEGLIGIBLE = math.sqrt(0.5), 0.1
 
 FORMULAS = """\
     k, q, o      visible keys, scaled query, and key of the query's own token, of a row, relative to its mean key
@@ -67,7 +67,10 @@ DECLARATION = Declaration(
         f"The cosine is above {BOUND:.2f} = sqrt(1/2), so that the link explains more than half of the variance of "
         "logits, and above the random-rotation null."
     ),
-    refutes=f"The cosine is below {BOUND:.2f}.",
+    refutes=(
+        f"The cosine is below {NEGLIGIBLE:g}, or below the upper end of the random-rotation null if that is larger: "
+        "the link explains next to nothing of the logits."
+    ),
     method=(
         FORMULAS,
         f"Rows: at most {ROWS} with at least {FEWEST} visible keys; {KEYS} keys drawn from each form the measure whose "
@@ -81,12 +84,17 @@ DECLARATION = Declaration(
         "the variance of logits unchanged; mean 0, variance |S T|² / (d tr Q tr Tᵀ P T). Null of R² and of its "
         "divergence: the same queries with as many Gaussian keys. Null of the QK divergence: KL from the attention "
         "weights of the mean query, without a link.",
+        "What this cannot tell: the rotations keep no relation of W_q and W_k. Any head with W_q = W_k S, S positive "
+        "definite, has a positive cosine; a change of basis turns it into W_q = W_k. An untrained model with equal "
+        "matrices therefore supports the claim, as it supports `qk_geometry`, and so does an architecture that shares "
+        "them. Support is consistent with the link and no proof of it: it tells related matrices from unrelated ones.",
     ),
     decision_rule=(
-        "An approximation leaves less than it explains, which gives the bound: below sqrt(1/2) the error of the link "
-        "is larger than the link. Heads above and below the rotation null (FDR 5 %) are counted apart from the "
-        "verdict: they attend to keys like, or unlike, their own more than unrelated matrices do, without being "
-        "approximations of the link. The verdict on the model is that of more than half of its heads."
+        "An approximation leaves less than it explains, which gives the bound of support: below sqrt(1/2) the error of "
+        "the link is larger than the link. Refutation asks the null: a head that is above it and below the bound is "
+        "inconclusive, and its cosine is the effect size. Heads above and below the rotation null (FDR 5 %) are "
+        "counted: they attend to keys like, or unlike, their own more than unrelated matrices do. The verdict on the "
+        "model is that of more than half of its heads."
     ),
     quantities={
         COSINE: Quantity("1", "⟨S T, K⟩ / √(⟨Q, K⟩ ⟨TᵀPT, K⟩)"),
@@ -98,8 +106,12 @@ DECLARATION = Declaration(
     references=("shim22",),
     bounds={
         f"{BOUND:.2f}": "The square root of 1/2: the link explains more than half of the variance of logits.",
+        f"{NEGLIGIBLE:g}": (
+            f"The link explains {NEGLIGIBLE**2:.0%} of the variance of logits; the smallest correlation called "
+            "interesting."
+        ),
     },
-    interesting="A correlation of 0.8 supports and one of 0.6 refutes; 0.1 is above the rotation null.",
+    interesting="A correlation of 0.8 supports, one of 0 refutes; one of 0.2 is above the rotation null.",
     power=planted_power("link"),
     statistic="median cosine of the logits with those of the linear link",
     null="random-rotation null",
@@ -175,7 +187,9 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its cosine with the link; count the heads above and below the rotation null."""
 
     def bounds(f: Finding) -> Bounds:
-        return Bounds(math.inf if math.isnan(f.null_high) else max(BOUND, f.null_high), BOUND)
+        if math.isnan(f.null_high):
+            return Bounds(math.inf, -math.inf)
+        return Bounds(max(BOUND, f.null_high), max(NEGLIGIBLE, f.null_high))
 
     ruled = judge(findings, COSINE, bounds)
     rows = [f for f in ruled if f.quantity == COSINE and f.tokens]

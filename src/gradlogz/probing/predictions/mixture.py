@@ -102,7 +102,11 @@ DECLARATION = Declaration(
         "Null: keys drawn from the mixture itself, as many as the row has, for the same queries. The deficit of keys "
         "that come from such a mixture is 0 for any number of keys, dimension and logit variance. The expected error "
         "of a covariance estimated from N independent keys, (<q, Sigma q> E <q', Sigma q'> + |Sigma q|²) / N, is part "
-        "of what is left unexplained of keys of the mixture. Of the other quantities: the random-weights baseline.",
+        "of what is left unexplained of keys of the mixture.",
+        "There is no null of training: neither untrained models, whose logits are smaller, nor draws of the matched "
+        "baseline, which have too few rows for a fit, are comparable. Keys of untrained models are random projections "
+        "of tokens and may support the claim: the share of their heads that does is part of the calibration "
+        "(docs/probe.md).",
     ),
     decision_rule=(
         f"The bounds are those of `gaussian_measure`: a deficit of {BOUND:g} is an error of the attended mean of a "
@@ -134,7 +138,7 @@ DECLARATION = Declaration(
     interesting="Gaussian keys support; log lengths of keys with a standard deviation of 0.3 refute.",
     power=planted_power("mixture"),
     statistic="median deficit of the explained variance of the attended mean",
-    null="random-weights baseline",
+    null="keys of the mixture",
     details={
         EXPLAINED: Label("median explained variance of the attended mean", null="keys of the mixture"),
         NORMALIZER: Label("median explained variance of the log normaliser", null="keys of the mixture"),
@@ -142,7 +146,7 @@ DECLARATION = Declaration(
             f"within_{K}": Label(f"heads within both bounds with {K} component{'s' if K > 1 else ''}")
             for K in COMPONENTS
         },
-        SELECTED: Label("median number of components", "{:.0f}", null="random-weights baseline"),
+        SELECTED: Label("median number of components", "{:.0f}"),
     },
     remarks={
         NOTHING_MEASURED: (
@@ -191,16 +195,15 @@ def evaluate(state: dict[str, LayerRows], model: Probed) -> list[Measured]:
 
 
 def null(state: dict[str, LayerRows], model: Probed, baseline: Baseline[dict[str, LayerRows]] | None) -> list[Measured]:
-    """Explained variances of keys of the mixture; elsewhere the values of the random-weights baseline."""
+    """Explained variances of keys of the mixture, whose deficits are 0."""
     rows = []
     for layer in state:
         compared = _compared(state, model, layer)
         if compared is not None:
             for quantity, function in compared.functions(drawn=True).items():
                 rows += measured(layer, quantity, bootstrap(function, compared.sums), compared.number)
-    here = {m.quantity for m in rows}
-    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    return rows + [m for m in others if m.quantity not in here]
+            rows += [Measured(layer, h, q, 0.0) for q in (DEFICIT, OF_NORMALIZER) for h in range(len(compared.number))]
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -444,4 +447,4 @@ def _attended(
     return moved, height
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=65)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=65, baseline="weights")

@@ -43,7 +43,7 @@ from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, tok
 POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
-SUPPORTS, REFUTES = 0.9, math.sqrt(0.5)
+SUPPORTS = 0.9
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 10  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
@@ -86,9 +86,7 @@ DECLARATION = Declaration(
         "norm)"
     ),
     supports=f"The positive cosine is above {SUPPORTS:g}.",
-    refutes=(
-        f"The positive cosine is below {REFUTES:.2f} = sqrt(1/2): less than half of the squared norm of B is in B_+."
-    ),
+    refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
@@ -103,23 +101,28 @@ DECLARATION = Declaration(
         "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
         "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
         "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
+        "What this cannot tell: positivity is necessary for both conjectures and not sufficient. W_q = W_k gives it "
+        "without any training, and so does an architecture that shares both matrices: the rotations tell related "
+        "matrices from unrelated ones. The cosines with Cov, its inverse and the Fisher information tell which "
+        "positive matrix B is.",
         OVER_METHOD,
     ),
     decision_rule=(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
-        "directly. The verdict on the model is that of more than half of its heads. The other cosines are not judged."
+        "directly. Refutation asks the null: a head above the band of random rotations and below the bound of support "
+        "is inconclusive, and its cosine is the effect size. The verdict on the model is that of more than half of its "
+        "heads. The other cosines are not judged."
     ),
     bounds={
         f"{SUPPORTS:g}": (
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
             "with W_k = 0.75 W_q + noise, planted, lie at this bound."
         ),
-        f"{REFUTES:.2f}": (
-            "The value of symmetric matrices whose eigenvalues are positive and negative in equal measure: below it B "
-            "is no nearer to the positive matrices than they are. Random matrices have 0.5."
-        ),
     },
-    interesting="Any value beyond a bound: there is no sampling error.",
+    interesting=(
+        "Any value beyond a bound: there is no sampling error. Random matrices have 0.5, symmetric matrices with as "
+        "many positive as negative eigenvalues 0.71."
+    ),
     power=planted_power("qk_geometry"),
     quantities={
         **_OF_FORMS,
@@ -212,10 +215,8 @@ def null(
         in_metrics = _InMetrics(E.mT @ U, E.mT @ V, _covariance(read.total(), weights, E).unsqueeze(0))
         for name, turn in (("", None), *(() if R is None else ((OVER, R[:1]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            gram = _gram(U if turn is None else U @ turn[0], V)
-            d = U.shape[-1]
-            sides = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
-            draws = [_alone(_rotated(gram, *sides, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            spectrum = _singular_values(_gram(U if turn is None else U @ turn[0], V))
+            draws = [_alone(_rotated(spectrum, turned)) for turned in _rotations(U.shape[-2:], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
                 mean, arm = prediction_band(torch.stack(values))
                 rows += _rows(layer, quantity + name, mean, arm)
@@ -231,7 +232,7 @@ def null(
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    findings = judge(findings, POSITIVE, lambda f: Bounds(SUPPORTS, REFUTES))
+    findings = judge(findings, POSITIVE, _bounds)
     cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
         rows = [f for f in findings if f.quantity == quantity]
@@ -240,6 +241,10 @@ def verdict(findings: list[Finding]) -> Judgement:
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
     return conclude(findings, POSITIVE, details=(*cosines, *details), remarks=remarks)
+
+
+def _bounds(f: Finding) -> Bounds:
+    return Bounds(SUPPORTS, -math.inf if math.isnan(f.null_high) else f.null_high)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
@@ -281,13 +286,18 @@ def _gram(U: Tensor, V: Tensor) -> Tensor:
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
-def _rotated(gram: Tensor, left: Tensor, right: Tensor, turned: Tensor) -> Tensor:
-    """Gram matrix after a rotation of V, with the block `turned` between the roots of UᵀU and VᵀV."""
-    d = turned.shape[-1]
-    rotated = gram.clone()
-    rotated[..., :d, d:] = left @ turned @ right
-    rotated[..., d:, :d] = rotated[..., :d, d:].mT
-    return rotated
+def _singular_values(gram: Tensor) -> Float[Tensor, "h d"]:
+    """Singular values of U Vᵀ, from the Gram matrix of their columns; they do not depend on the basis of both."""
+    d = gram.shape[-1] // 2
+    return torch.linalg.svdvals(_root(gram[..., :d, :d]) @ _root(gram[..., d:, d:]))
+
+
+def _rotated(spectrum: Float[Tensor, "h d"], turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
+    """Gram matrix of P S^½ and Q S^½ for P S Qᵀ with these singular values, and PᵀQ = `turned`."""
+    root = spectrum.sqrt()
+    across = root.unsqueeze(-1) * turned * root.unsqueeze(-2)
+    same = torch.diag_embed(spectrum)
+    return torch.cat((torch.cat((same, across), -1), torch.cat((across.mT, same), -1)), -2)
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:

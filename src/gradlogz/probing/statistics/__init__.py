@@ -1,6 +1,6 @@
 """Mergeable sufficient statistics of a corpus, in memory that does not grow with it.
 
-hash_of         hashes of names: group_of, token_hashes, bootstrap_weights
+hash_of         hashes of names: group_of, token_hashes, bootstrap_weights; stream_seed of random generators
 Sums            scalars, bootstrapped over documents; mean, ratio, variance, correlation
 Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit, affine_fits
 Histogram       counts between fixed edges; quantiles
@@ -20,7 +20,7 @@ from .estimates import (
     p_values,
     prediction_band,
 )
-from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, token_hashes
+from .hashing import GROUPS, REPLICATES, bootstrap_weights, group_of, hash_of, stream_seed, token_hashes
 from .histogram import Histogram, histogram_of, quantiles
 from .merging import merge
 from .regression import Fit, affine_fit, affine_fits, solve
@@ -43,6 +43,7 @@ __all__ = [
     "REPLICATES",
     "hash_of",
     "group_of",
+    "stream_seed",
     "token_hashes",
     "bootstrap_weights",
     "Sums",

@@ -35,6 +35,11 @@ def hash_of(name: str) -> int:
     return int.from_bytes(digest, "little") & _GREATEST
 
 
+def stream_seed(name: str, *numbers: int) -> int:
+    """Return the seed of a random generator for one purpose, such as ("draw", seed, 3): 62 bits of a hash."""
+    return hash_of(f"{name} {' '.join(map(str, numbers))}") >> 1
+
+
 def group_of(key: int) -> int:
     """Return the group of a document, 0 to GROUPS - 1, independent of its weights and its token hashes."""
     return int(_stream(torch.tensor([key]), torch.zeros(1, dtype=torch.int64), "group") >> (_BITS - 3))
