@@ -38,17 +38,44 @@ ERRORS = [
         lambda: gz.info_nce(a, b.to("meta")),
     ),
     (
-        TypeError,
-        "info_nce: None",
-        "share",
-        lambda: gz.info_nce(a, b.double()),
+        ValueError,
+        "info_nce: candidates",
+        "positive=",
+        lambda: gz.info_nce(a, b[:3]),
+    ),
+    (ValueError, "clip_loss: b", "rows like a", lambda: gz.clip_loss(a, b[:3])),
+    (ValueError, "n_pair: candidates", "positive=", lambda: gz.contrastive.n_pair(a, b[:3])),
+    (ValueError, "n_pair: None", "dimension", lambda: gz.contrastive.n_pair(a, b[:, :2], normalize=True)),
+    (ValueError, "proxy_loss: None", "proxies", lambda: gz.contrastive.proxy_loss(a, b[:, :2], y)),
+    (ValueError, "proxy_loss: labels", "proxies", lambda: gz.contrastive.proxy_loss(a, b[:1], y)),
+    (ValueError, "skip_gram: None", "contexts", lambda: gz.contrastive.skip_gram(a, b[:, :2], positive=y)),
+    (ValueError, "info_nce: candidates", "least", lambda: gz.info_nce(a, b[:0], positive=y)),
+    (
+        ValueError,
+        "Likelihood: positive",
+        "exclude_self",
+        lambda: gz.Likelihood(a, b, exclude_self=True),
     ),
     (
         ValueError,
-        "info_nce: candidates",
-        "anchor",
-        lambda: gz.info_nce(a, b[:3]),
+        "Likelihood.sample: candidates",
+        "negative",
+        lambda: gz.Likelihood(a, b, ids=zero).sample((2,)),
     ),
+    (ValueError, "info_nce: bias", "shape (4, 4)", lambda: gz.info_nce(a, b, bias=torch.zeros(4))),
+    (
+        ValueError,
+        "triplet_loss: similarity",
+        "squared_distance",
+        lambda: gz.contrastive.triplet_loss(a, b, b, similarity="cosine"),
+    ),
+    (
+        ValueError,
+        "Contrastive: temperature",
+        "minimum",
+        lambda: gz.contrastive.Contrastive("clip_loss", 0.005, True, minimum=0.01),
+    ),
+    (ValueError, "SigLIP: scale", "positive", lambda: gz.contrastive.SigLIP(scale=0.0)),
     (ValueError, "nt_xent: b", "rows", lambda: gz.nt_xent(a, b[:3])),
     (
         ValueError,
@@ -102,15 +129,15 @@ ERRORS = [
     (ValueError, "nca: labels", "shape (4,)", lambda: gz.contrastive.nca(a, y.view(2, 2))),
     (
         ValueError,
-        "info_nce: labels",
+        "info_nce: ids",
         "shape (4,)",
-        lambda: gz.info_nce(a, b, labels=(y, y[:3])),
+        lambda: gz.info_nce(a, b, ids=(y, y[:3])),
     ),
     (
         ValueError,
-        "info_nce: labels",
+        "info_nce: ids",
         "vectors",
-        lambda: gz.info_nce(a, b, labels=y.to("meta")),
+        lambda: gz.info_nce(a, b, ids=y.to("meta")),
     ),
     (
         ValueError,
@@ -247,7 +274,7 @@ ERRORS = [
         ValueError,
         "info_nce: candidates",
         "negative",
-        lambda: gz.info_nce(a, b, labels=zero, decoupled=True),
+        lambda: gz.info_nce(a, b, ids=zero, decoupled=True),
     ),
     (
         ValueError,
@@ -277,7 +304,7 @@ def test_it_is_refused_in_one_sentence(refusal):
 
 def test_an_unknown_loss_is_refused_with_the_names_of_all():
     names = (
-        "info_nce, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, ranking_nce, siglip, proxy_loss, "
-        "triplet_loss"
+        "info_nce, n_pair, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, ranking_nce, siglip, "
+        "proxy_loss, triplet_loss"
     )
     refused((ValueError, "Contrastive: loss", names, lambda: gz.contrastive.Contrastive("hinge")))

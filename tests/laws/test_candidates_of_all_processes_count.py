@@ -55,3 +55,10 @@ def test_gathering_can_be_differentiated_twice(found):
     (slope,) = torch.autograd.grad(sum(parts), b, create_graph=True)
     (expected,) = torch.autograd.grad(slope.square().sum(), b)
     close(torch.cat([f["twice"] for f in found]), expected, 1000.0)
+
+
+def test_a_queue_holds_the_vectors_of_all_processes(found):
+    """Also after DistributedDataParallel has copied the buffers of the first process."""
+    expected = [0, 1, 1, 10, 11, 11]
+    for f in found:
+        assert f["queue"] == (expected, expected)

@@ -19,6 +19,29 @@ def encoder():
     return nn.Linear(4, 3, bias=False, dtype=torch.float64)
 
 
+class WithQueue(nn.Module):
+    """An encoder that puts its outputs into a queue, as a module that DistributedDataParallel wraps."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.queue = nn.Linear(1, 1), gz.contrastive.Queue(6, 1)
+
+    def forward(self, key, labels):
+        self.queue.put(key, labels)
+        return self.encoder(key)
+
+
+def queue_after_two_steps(rank):
+    """Vectors and labels of the queue after steps with one (rank 0) or two (rank 1) vectors; buffers are broadcast."""
+    model = nn.parallel.DistributedDataParallel(WithQueue())
+    for step in range(2):
+        key = torch.full((rank + 1, 1), 10.0 * step + rank)
+        model(key, torch.full((rank + 1,), 10 * step + rank)).sum().backward()
+    model(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long))  # a forward pass broadcasts the buffers first
+    queue = model.module.queue
+    return queue.candidates.flatten().tolist(), queue.labels.tolist()
+
+
 def contrastive_rank(rank, port, folder):
     """Save losses and gradients by `gather_candidates` and `ring_info_nce` on this process's part of the batch."""
     torch.set_num_threads(1)
@@ -49,6 +72,7 @@ def contrastive_rank(rank, port, folder):
     )
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
     results["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
+    results["queue"] = queue_after_two_steps(rank)
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.barrier()  # a process that leaves early takes the threads of the other down
     distributed.destroy_process_group()

@@ -16,8 +16,8 @@ from .losses import (
     triplet_loss as triplet_loss,
     alignment_loss as alignment_loss,
     uniformity_loss as uniformity_loss,
-    Contrastive as Contrastive,
 )
+from .modules import Contrastive as Contrastive, SigLIP as SigLIP
 from .queue import Queue as Queue
 from .scaling import (
     double_centring as double_centring,

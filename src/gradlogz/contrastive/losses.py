@@ -25,24 +25,28 @@ Read next: likelihood.py; distributed.py and queue.py (candidates of other proce
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 import torch
-from torch.nn.functional import logsigmoid
 
+from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.losses.pairwise_log_sum_exp import VisiblePairs, log_sum_exp, pairs
-from .likelihood import Labels, Likelihood
+from ..kernels.losses.logit_losses import each_row, products, sum_of_rows
+from ..kernels.losses.pairwise_log_sum_exp import log_sum_exp
+from ..kernels.losses.softmax_losses import BothDirections, Sigmoids, SomePositives, softplus
+from ..kernels.losses.visible_pairs import VisiblePairs
+from .likelihood import Ids, Likelihood
 from .validation import (
-    check_alike,
+    REDUCTIONS,
     check_choice,
+    check_device,
     check_indices,
     check_integers,
     check_rows,
     check_temperature,
     check_vectors,
+    promoted,
     readable,
     reduced,
     unit,
@@ -52,14 +56,20 @@ from .validation import (
 Temperature = float | Float[Tensor, ""]
 
 
+# Number of pairs up to which both directions are computed from one matrix of logits (4 MiB of float32).
+ONE_MATRIX = 1 << 20
+
+
 class InfoNCEOptions(TypedDict, total=False):
     """Keyword arguments that `n_pair` passes on to `info_nce`."""
 
     temperature: Temperature
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
     log_weights: Float[Tensor, " n"] | None
-    labels: Labels | None
+    ids: Ids | None
     mask: Bool[Tensor, "m n"] | None
+    bias: Float[Tensor, "m n"] | None
+    margin: float
     decoupled: bool
     normalize: bool
     precision: torch.dtype | None
@@ -71,8 +81,9 @@ class LossOptions(TypedDict, total=False):
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None
     negatives: Int[Tensor, "m k"] | Int[Tensor, " k"] | None
     log_weights: Float[Tensor, " n"] | None
-    labels: Labels | None
+    ids: Ids | None
     mask: Bool[Tensor, "m n"] | None
+    bias: Float[Tensor, "m n"] | None
     noise: Float[Tensor, " n"]
     log_normalizer: float | Float[Tensor, ""] | Float[Tensor, " m"]
     offset: float | Float[Tensor, ""]
@@ -86,6 +97,7 @@ class LossOptions(TypedDict, total=False):
     reduction: str
 
 
+@without_autocast
 def info_nce(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "n d"],
@@ -93,8 +105,10 @@ def info_nce(
     temperature: Temperature = 1.0,
     positive: Int[Tensor, " m"] | Float[Tensor, "m d"] | None = None,
     log_weights: Float[Tensor, " n"] | None = None,
-    labels: Labels | None = None,
+    ids: Ids | None = None,
     mask: Bool[Tensor, "m n"] | None = None,
+    bias: Float[Tensor, "m n"] | None = None,
+    margin: float = 0.0,
     decoupled: bool = False,
     normalize: bool = False,
     precision: torch.dtype | None = None,
@@ -107,11 +121,12 @@ def info_nce(
     Denominator: all candidates, including the positive; one direction. A vector passed as `positive` is an additional
     candidate of its anchor only.
 
-    `positive`, `labels`, `mask` and `precision` are those of `Likelihood`.
+    `positive`, `ids`, `mask`, `bias` and `precision` are those of `Likelihood`.
 
     Args:
         log_weights: log weights of the candidates, as in `Likelihood`; for candidates sampled with probability q_j,
             log_weights = -log q_j makes the denominator an unbiased estimate of the sum over all.
+        margin: number subtracted from <anchor, positive>, which must exceed the negatives by it [wang18].
         decoupled: exclude the positive from the denominator [yeh22]; the loss may then be negative.
         normalize: use cosine similarities; the zero vector has similarity 0 with every vector.
         reduction: "mean", "sum" or "none".
@@ -123,16 +138,34 @@ def info_nce(
     >>> torch.allclose(info_nce(a, b), torch.nn.functional.cross_entropy(a @ b.mT, torch.arange(4)))
     True
     """
-    if normalize:
-        check_vectors("info_nce", anchor=anchor, candidates=candidates)
-        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
-        positive = unit(wide(positive)) if positive is not None and positive.is_floating_point() else positive
-    options: Any = {"positive": positive, "log_weights": log_weights, "labels": labels, "mask": mask}
+    options: Any = {"positive": positive, "log_weights": log_weights, "ids": ids, "mask": mask, "bias": bias}
     options |= {"temperature": temperature, "precision": precision, "call": "info_nce"}
-    family = Likelihood(anchor, candidates, **options)
-    return reduced("info_nce", _loss("info_nce", family, decoupled), reduction)
+    return _one_direction(anchor, candidates, normalize, margin, decoupled, reduction, **options)
 
 
+def _one_direction(
+    anchor: Tensor,
+    candidates: Tensor,
+    normalize: bool,
+    margin: float,
+    decoupled: bool,
+    reduction: str,
+    **options: Any,
+) -> Tensor:
+    """info_nce in the name of another loss."""
+    if normalize:
+        call, names = options["call"], options.get("names", ("anchor", "candidates"))
+        positive = options.get("positive")
+        outside = positive if isinstance(positive, Tensor) and positive.is_floating_point() else None
+        vectors = {names[0]: anchor, names[1]: candidates, "positive": outside}
+        check_vectors(call, may_be_empty=None if outside is None else names[1], **vectors)
+        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+        if outside is not None:
+            options["positive"] = unit(wide(outside))
+    return Likelihood(anchor, candidates, **options).loss(reduction, decoupled=decoupled, margin=margin)
+
+
+@without_autocast
 def n_pair(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "m d"],
@@ -144,16 +177,19 @@ def n_pair(
 
     Denominator: the positives of all anchors, including its own; one direction. Options are those of info_nce.
     """
-    return info_nce(anchor, candidates, reduction=reduction, **options)
+    rest: Any = {**options}
+    normalize, margin, decoupled = rest.pop("normalize", False), rest.pop("margin", 0.0), rest.pop("decoupled", False)
+    return _one_direction(anchor, candidates, normalize, margin, decoupled, reduction, call="n_pair", **rest)
 
 
+@without_autocast
 def clip_loss(
     a: Float[Tensor, "m d"],
     b: Float[Tensor, "m d"],
     *,
     temperature: Temperature = 1.0,
     log_weights: Float[Tensor, " m"] | None = None,
-    labels: Int[Tensor, " m"] | None = None,
+    ids: Int[Tensor, " m"] | None = None,
     normalize: bool = False,
     precision: torch.dtype | None = None,
     reduction: str = "mean",
@@ -161,23 +197,34 @@ def clip_loss(
     """CLIP loss: the average of info_nce(a, b) and info_nce(b, a).   [radford21]
 
     Denominator: all vectors of the other side, including the positive; both directions. The temperature is
-    exp(-logit scale) in CLIP's notation.
+    exp(-logit scale) in CLIP's notation. `ids`, one for each pair, exclude pairs with the same id.
     """
-    if normalize:
-        check_vectors("clip_loss", a=a, b=b)
-        a, b = unit(wide(a)), unit(wide(b))
-    options: Any = {"temperature": temperature, "log_weights": log_weights, "labels": labels}
-    options |= {"precision": precision, "call": "clip_loss"}
-    one, other = Likelihood(a, b, **options), Likelihood(b, a, **options)
-    return reduced("clip_loss", -(one.log_probability() + other.log_probability()) / 2, reduction)
+    call = "clip_loss"
+    check_choice(call, "reduction", reduction, REDUCTIONS)
+    check_vectors(call, a=a, b=b)
+    a, b = (unit(t) if normalize else t for t in promoted(a, b))
+    options: Any = {"temperature": temperature, "log_weights": log_weights, "ids": ids}
+    options |= {"precision": precision, "call": call}
+    one = Likelihood(a, b, names=("a", "b"), **options)
+    m = a.shape[0]
+    if reduction != "none" and log_weights is None and m * m <= ONE_MATRIX:
+        negatives = VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False)
+        coefficient = 1 / m if reduction == "mean" else 1.0
+        eta, factor = (one.eta, 1.0) if isinstance(temperature, Tensor) else (one.anchor, 1 / temperature)
+        rows = BothDirections(negatives)
+        return sum_of_rows(rows, eta, one.candidates, None, coefficient, factor=factor, precision=precision)
+    other = Likelihood(b, a, names=("b", "a"), **options)
+    return (one.loss(reduction) + other.loss(reduction)) / 2
 
 
+@without_autocast
 def nt_xent(
     a: Float[Tensor, "m d"],
     b: Float[Tensor, "m d"],
     *,
     temperature: Temperature = 1.0,
-    labels: Int[Tensor, " m"] | None = None,
+    ids: Int[Tensor, " m"] | None = None,
+    margin: float = 0.0,
     decoupled: bool = False,
     normalize: bool = False,
     precision: torch.dtype | None = None,
@@ -188,22 +235,25 @@ def nt_xent(
         loss_i = -log [ exp(s_i+) / sum_{j != i} exp(s_ij) ],   i and j in all 2m views
 
     Denominator: all 2m - 1 other views, including the positive; both directions. With decoupled=True the positive is
-    excluded too [yeh22]. `labels`, one for each pair, exclude views of other pairs with the same label. "none" returns
-    2m losses, those of `a` first. A single pair has loss 0.
+    excluded too [yeh22]. `ids`, one for each pair, exclude views of other pairs with the same id. "none" returns 2m
+    losses, those of `a` first. A single pair has loss 0.
     """
-    check_vectors("nt_xent", a=a, b=b)
-    check_rows("nt_xent", "b", b, a.shape[0], "a")
-    z = torch.cat([unit(wide(a)), unit(wide(b))] if normalize else [a, b])
-    view_labels = None
-    if labels is not None:
-        check_integers("nt_xent", "labels", labels, (a.shape[0],), a)
-        view_labels = torch.cat([labels, labels])
+    call = "nt_xent"
+    check_vectors(call, a=a, b=b)
+    check_rows(call, "b", b, a.shape[0], "a")
+    a, b = promoted(a, b)
+    z = torch.cat([unit(a), unit(b)] if normalize else [a, b])
+    view_ids = None
+    if ids is not None:
+        check_integers(call, "ids", ids, (a.shape[0],), a)
+        view_ids = torch.cat([ids, ids])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
-    options: Any = {"positive": positive, "exclude_self": True, "labels": view_labels}
-    options |= {"temperature": temperature, "precision": precision, "call": "nt_xent"}
-    return reduced("nt_xent", _loss("nt_xent", Likelihood(z, z, **options), decoupled), reduction)
+    options: Any = {"positive": positive, "exclude_self": True, "ids": view_ids}
+    options |= {"temperature": temperature, "precision": precision, "call": call}
+    return Likelihood(z, z, **options).loss(reduction, decoupled=decoupled, margin=margin)
 
 
+@without_autocast
 def supervised_contrastive(
     vectors: Float[Tensor, "m d"],
     labels: Int[Tensor, " m"],
@@ -235,33 +285,38 @@ def supervised_contrastive(
         problem = 'denominator must be "all" with mean_inside_log=True, got "pair"'
         raise InputValueError(call, "denominator", problem, "Drop one of the two arguments.")
     z = unit(wide(vectors)) if normalize else wide(vectors)
-    x = z - z.detach().mean(0)  # invariant to a common shift; reduces rounding errors
-    members, positives = _positives(x, labels)
+    m = z.shape[0]
+    positives = VisiblePairs(itself=False, labels=(labels, labels))
+    kind = "mass" if mean_inside_log else "mean" if denominator == "all" else "pair"
+    rows = SomePositives(m, positives, VisiblePairs(labels=(labels, labels), same=False), kind)
+    members = _members(labels)
     some = members > 0
     _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
-    count = members.clamp(min=1)
-    family = Likelihood(z, x, temperature=temperature, exclude_self=True, call=call)
-    eta = family.eta
-    if mean_inside_log:
-        losses = members.to(z.dtype).clamp(min=1).log() - family.log_mass(labels)
-    elif denominator == "all":
-        losses = family.log_normalizer() - (eta * positives).sum(-1) / count
-    else:
-        negatives = log_sum_exp(eta, x, None, VisiblePairs(itself=False, labels=(labels, labels), same=False))
-        losses = (
-            pairs(_sum_of_softplus, eta, x, None, VisiblePairs(itself=False, labels=(labels, labels)), negatives)
-            / count
-        )
-    losses = torch.where(some, losses, 0.0)
-    if reduction == "mean":
-        return losses.sum() / some.sum().clamp(min=1)
-    return (
-        (losses * members).sum() / members.sum().clamp(min=1)
-        if reduction == "pairs"
-        else reduced(call, losses, reduction)
-    )
+    # The mean over positives inside the logarithm is their probability divided by their number.
+    constant = members.clamp(min=1).to(z.dtype).log() if mean_inside_log else None
+    return _of_positives(rows, z / temperature, z, None, members, reduction, constant)
 
 
+def _of_positives(
+    rows: SomePositives,
+    eta: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    members: Int[Tensor, " m"],
+    reduction: str,
+    constant: Float[Tensor, " m"] | None = None,
+) -> Tensor:
+    """Losses of rows plus a constant; the mean is over anchors with a positive, or over all pairs of positives."""
+    if reduction in ("none", "pairs"):
+        losses = each_row(rows, eta, x, bias)
+        losses = losses if constant is None else losses + constant
+        return losses if reduction == "none" else (losses * members).sum() / members.sum().clamp(min=1)
+    total = sum_of_rows(rows, eta, x, bias, 1.0)
+    total = total if constant is None else total + constant.sum()
+    return total if reduction == "sum" else total / (members > 0).sum().clamp(min=1)
+
+
+@without_autocast
 def nca(
     vectors: Float[Tensor, "m d"],
     labels: Int[Tensor, " m"],
@@ -279,22 +334,27 @@ def nca(
     expected_accuracy=True the loss is minus the probability, so the mean is minus the expected accuracy. Vectors with a
     unique label are excluded from the mean and have loss 0 under "none".
     """
-    check_vectors("nca", vectors=vectors)
-    check_integers("nca", "labels", labels, (vectors.shape[0],), vectors)
-    check_temperature("nca", temperature, vectors)
-    check_choice("nca", "reduction", reduction, ("mean", "sum", "none"))
+    call = "nca"
+    check_vectors(call, vectors=vectors)
+    check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
+    check_temperature(call, temperature, vectors)
+    check_choice(call, "reduction", reduction, REDUCTIONS)
     x = unit(wide(vectors)) if normalize else wide(vectors)
-    members, _ = _positives(x, labels)
+    members = _members(labels)
     some = members > 0
-    _check_some("nca", "labels", some, "labels are all different, so no anchor has a positive")
+    _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
     x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
     log_weights = -x.square().sum(-1) / temperature
-    family = Likelihood(x, x, temperature=temperature / 2, log_weights=log_weights, exclude_self=True, call="nca")
-    log_mass = family.log_mass(labels)
-    losses = torch.where(some, -log_mass.exp() if expected_accuracy else -log_mass, 0.0)
-    return losses.sum() / some.sum().clamp(min=1) if reduction == "mean" else reduced("nca", losses, reduction)
+    eta = 2 * x / temperature
+    positives = VisiblePairs(itself=False, labels=(labels, labels))
+    rows = SomePositives(x.shape[0], positives, VisiblePairs(labels=(labels, labels), same=False), "mass")
+    if not expected_accuracy:
+        return _of_positives(rows, eta, x, log_weights, members, reduction)
+    losses = torch.where(some, -(-each_row(rows, eta, x, log_weights)).exp(), 0.0)
+    return losses.sum() / some.sum().clamp(min=1) if reduction == "mean" else reduced(call, losses, reduction)
 
 
+@without_autocast
 def skip_gram(
     center: Float[Tensor, "m d"],
     contexts: Float[Tensor, "n d"],
@@ -312,12 +372,15 @@ def skip_gram(
     Denominator: all contexts, including the positive. Negative sampling has no denominator: it is nce with noise of
     density 1/k, and its logits converge to log p(context | word) - log noise(context) - log k.
     """
+    names = ("center", "contexts")
     if negatives is None:
-        return info_nce(center, contexts, positive=positive, temperature=temperature, reduction=reduction)
-    positive_logit, negative_logits = _sampled("skip_gram", center, contexts, temperature, positive, negatives)
-    return reduced("skip_gram", _softplus(-positive_logit) + _softplus(negative_logits).sum(-1), reduction)
+        options: Any = {"positive": positive, "temperature": temperature, "call": "skip_gram", "names": names}
+        return Likelihood(center, contexts, **options).loss(reduction)
+    positive_logit, negative_logits = _sampled("skip_gram", center, contexts, temperature, positive, negatives, names)
+    return reduced("skip_gram", softplus(-positive_logit) + softplus(negative_logits).sum(-1), reduction)
 
 
+@without_autocast
 def nce(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "n d"],
@@ -347,9 +410,10 @@ def nce(
     offset = offset + math.log(negative_logits.shape[-1])
     data = positive_logit - offset.squeeze(-1) - noise[positive]
     fake = negative_logits - offset - noise[negatives]
-    return reduced("nce", _softplus(-data) + _softplus(fake).sum(-1), reduction)
+    return reduced("nce", softplus(-data) + softplus(fake).sum(-1), reduction)
 
 
+@without_autocast
 def ranking_nce(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "n d"],
@@ -369,9 +433,10 @@ def ranking_nce(
     positive_logit, negative_logits = _sampled("ranking_nce", anchor, candidates, temperature, positive, negatives)
     noise = _log_noise("ranking_nce", noise, candidates)
     data, fake = positive_logit - noise[positive], negative_logits - noise[negatives]
-    return reduced("ranking_nce", _softplus(fake.logsumexp(-1) - data), reduction)
+    return reduced("ranking_nce", softplus(fake.logsumexp(-1) - data), reduction)
 
 
+@without_autocast
 def siglip(
     anchor: Float[Tensor, "m d"],
     candidates: Float[Tensor, "n d"],
@@ -379,6 +444,7 @@ def siglip(
     temperature: Temperature = 1.0,
     offset: float | Float[Tensor, ""] = 0.0,
     positive: Int[Tensor, " m"] | None = None,
+    ids: Ids | None = None,
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
@@ -386,32 +452,32 @@ def siglip(
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
-    Denominator: none. The loss is a sum over candidates and a mean over anchors.
+    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives, as in
+    info_nce.
     """
+    call = "siglip"
+    check_choice(call, "reduction", reduction, REDUCTIONS)
     if normalize:
-        check_vectors("siglip", anchor=anchor, candidates=candidates)
+        check_vectors(call, anchor=anchor, candidates=candidates)
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
-    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call="siglip")
-    eta = family.eta
-    shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device)
-    positive_logit = (eta * family.chosen()).sum(-1) + shift
-    total = pairs(
-        lambda s, _: _softplus(s).sum(-1),
-        eta,
-        family.candidates,
-        shift.expand(family.candidates.shape[0]),
-        VisiblePairs(),
-    )
-    # -log sigmoid(s) = softplus(s) - s: the sum treats the positive as a negative, and the last term corrects it.
-    return reduced("siglip", total - positive_logit, reduction)
+    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, ids=ids, call=call)
+    eta, x = family.eta, family.candidates
+    shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device).expand(x.shape[0])
+    pairs_of_ids = family.ids if isinstance(family.ids, tuple) else None
+    rows = Sigmoids(eta.shape[0], positive, VisiblePairs(labels=pairs_of_ids, same=False))
+    if reduction == "none":
+        return each_row(rows, eta, x, shift)
+    return sum_of_rows(rows, eta, x, shift, 1 / eta.shape[0] if reduction == "mean" else 1.0)
 
 
+@without_autocast
 def proxy_loss(
     anchor: Float[Tensor, "m d"],
     proxies: Float[Tensor, "k d"],
     labels: Int[Tensor, " m"],
     *,
     temperature: Temperature = 1.0,
+    margin: float = 0.0,
     decoupled: bool = False,
     normalize: bool = False,
     reduction: str = "mean",
@@ -421,48 +487,57 @@ def proxy_loss(
         loss_i = -log [ exp<a_i, p_label> / sum_k exp<a_i, p_k> ],   logits over temperature
 
     Denominator: all proxies, including that of the label; decoupled=True excludes it, as in the original paper. On the
-    unit sphere -|a - p|² differs from 2 <a, p> by a constant, so squared distances correspond to temperature 1/2.
+    unit sphere -|a - p|² differs from 2 <a, p> by a constant, so squared distances correspond to temperature 1/2. With
+    normalize=True and a margin it is the large-margin cosine loss (CosFace, AM-Softmax) [wang18].
     """
-    check_integers("proxy_loss", "labels", labels, tuple(anchor.shape[:1]), anchor)
-    return info_nce(
-        anchor,
-        proxies,
-        positive=labels,
-        temperature=temperature,
-        decoupled=decoupled,
-        normalize=normalize,
-        reduction=reduction,
-    )
+    call = "proxy_loss"
+    check_vectors(call, anchor=anchor, proxies=proxies)
+    check_integers(call, "labels", labels, tuple(anchor.shape[:1]), anchor)
+    check_indices(call, "labels", labels, proxies.shape[0], "proxies")
+    options: Any = {"positive": labels, "temperature": temperature, "call": call, "names": ("anchor", "proxies")}
+    return _one_direction(anchor, proxies, normalize, margin, decoupled, reduction, **options)
 
 
+@without_autocast
 def triplet_loss(
     anchor: Float[Tensor, "m d"],
     positive: Float[Tensor, "m d"],
     negative: Float[Tensor, "m d"],
     *,
     margin: float = 0.0,
+    similarity: str = "squared_distance",
     temperature: Temperature | None = None,
     normalize: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """Triplet loss max(0, margin + <a, x_-> - <a, x_+>), the limit T -> 0 of the loss below.   [schroff15]
+    """Triplet loss max(0, margin + |a - x_+|² - |a - x_-|²), the limit T -> 0 of the loss below.   [schroff15]
 
-        loss_i = T log(1 + exp((margin + <a, x_-> - <a, x_+>) / T)),   at temperature T
+        loss_i = T log(1 + exp((margin + s_- - s_+) / T)),   s = -|a - x|², at temperature T
 
-    Denominator: the positive and one negative. temperature=None is the limit. On the unit sphere squared distances are
-    2 - 2 <a, x>, so margin and loss are half of those for squared distances.
+    Denominator: the positive and one negative. temperature=None is the limit.
+
+    Args:
+        similarity: s is "squared_distance" -|a - x|², "distance" -|a - x| or "dot" <a, x>. On the unit sphere squared
+            distances are 2 - 2 <a, x>, so margin and loss of dot products are half of those of squared distances.
     """
     check_vectors("triplet_loss", anchor=anchor, positive=positive, negative=negative)
+    check_choice("triplet_loss", "similarity", similarity, ("dot", "squared_distance", "distance"))
     for name, vectors in (("positive", positive), ("negative", negative)):
         check_rows("triplet_loss", name, vectors, anchor.shape[0], "anchor")
-    a, x, y = (unit(wide(t)) if normalize else wide(t) for t in (anchor, positive, negative))
-    violation = margin + (a * (y - x)).sum(-1)
+    a, x, y = (unit(t) if normalize else t for t in promoted(anchor, positive, negative))
+    if similarity == "dot":
+        violation = margin + (a * (y - x)).sum(-1)
+    elif similarity == "squared_distance":
+        violation = margin + (a - x).square().sum(-1) - (a - y).square().sum(-1)
+    else:
+        violation = margin + _length(a - x) - _length(a - y)
     if temperature is None:
         return reduced("triplet_loss", violation.clamp(min=0.0), reduction)
     check_temperature("triplet_loss", temperature, anchor)
-    return reduced("triplet_loss", temperature * _softplus(violation / temperature), reduction)
+    return reduced("triplet_loss", temperature * softplus(violation / temperature), reduction)
 
 
+@without_autocast
 def alignment_loss(
     a: Float[Tensor, "m d"],
     b: Float[Tensor, "m d"],
@@ -473,14 +548,16 @@ def alignment_loss(
 ) -> Tensor:
     """Alignment loss |a_i - b_i|^exponent, the distance of positive pairs.   [wang20]
 
-    On the unit sphere with exponent 2 it is 2 - 2 <a_i, b_i>, the attractive term of info_nce.
+    On the unit sphere with exponent 2 it is 2 - 2 <a_i, b_i>, the attractive term of info_nce. Equal vectors have
+    gradient 0.
     """
     check_vectors("alignment_loss", a=a, b=b)
     check_rows("alignment_loss", "b", b, a.shape[0], "a")
-    a, b = (unit(wide(t)) if normalize else wide(t) for t in (a, b))
-    return reduced("alignment_loss", (a - b).square().sum(-1).pow(exponent / 2), reduction)
+    a, b = (unit(t) if normalize else t for t in promoted(a, b))
+    return reduced("alignment_loss", _length(a - b, exponent), reduction)
 
 
+@without_autocast
 def uniformity_loss(
     vectors: Float[Tensor, "m d"], *, sharpness: float = 2.0, normalize: bool = False
 ) -> Float[Tensor, ""]:
@@ -503,88 +580,7 @@ def uniformity_loss(
     return (G + log_weights).logsumexp(0) - math.log(m) - math.log(m - 1)
 
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "info_nce": info_nce,
-    "clip_loss": clip_loss,
-    "nt_xent": nt_xent,
-    "supervised_contrastive": supervised_contrastive,
-    "nca": nca,
-    "skip_gram": skip_gram,
-    "nce": nce,
-    "ranking_nce": ranking_nce,
-    "siglip": siglip,
-    "proxy_loss": proxy_loss,
-    "triplet_loss": triplet_loss,
-}
-
-
-class Contrastive(torch.nn.Module):
-    """Module of a loss and its temperature, which can be learned as exp of a parameter.
-
-    Args:
-        loss: name of a loss of this module that has a temperature, or a function with the same signature.
-        temperature: initial temperature.
-        learn_temperature: make the logarithm of the temperature a parameter.
-        minimum: lower bound of the temperature; CLIP's bound of 100 on the logit scale is a minimum of 0.01.
-        options: keyword arguments of every call.
-
-    >>> import torch
-    >>> loss = Contrastive("clip_loss", temperature=0.07, learn_temperature=True, minimum=0.01, normalize=True)
-    >>> loss(torch.randn(4, 8), torch.randn(4, 8)).backward()
-    >>> loss.log_temperature.grad is not None
-    True
-    """
-
-    def __init__(
-        self,
-        loss: str | Callable[..., Tensor],
-        temperature: float = 1.0,
-        learn_temperature: bool = False,
-        *,
-        minimum: float = 0.0,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__()
-        if isinstance(loss, str):
-            check_choice("Contrastive", "loss", loss, tuple(LOSSES))
-        if not 0 < temperature < math.inf:
-            remedy = "Pass a positive number; small values sharpen the distribution."
-            raise InputValueError(
-                "Contrastive", "temperature", f"temperature must be positive and finite, got {temperature}", remedy
-            )
-        self.loss, self.minimum = LOSSES[loss] if isinstance(loss, str) else loss, minimum
-        self.options: dict[str, Any] = {**options}
-        logarithm = torch.tensor(math.log(temperature))
-        if learn_temperature:
-            self.log_temperature = torch.nn.Parameter(logarithm)
-        else:
-            self.register_buffer("log_temperature", logarithm)
-
-    @property
-    def temperature(self) -> Float[Tensor, ""]:
-        """Current temperature, at least `minimum`."""
-        return self.log_temperature.exp().clamp(min=self.minimum)
-
-    def forward(self, *operands: Tensor, **arguments: Unpack[LossOptions]) -> Tensor:
-        """Loss of these operands at the current temperature."""
-        return self.loss(*operands, temperature=self.temperature, **self.options, **arguments)
-
-    def extra_repr(self) -> str:
-        learned = isinstance(self.log_temperature, torch.nn.Parameter)
-        return f"{getattr(self.loss, '__name__', self.loss)}, learn_temperature={learned}"
-
-
 # Shared functions ----------------------------------------------------------------------------------------------------
-
-
-def _loss(call: str, family: Likelihood, decoupled: bool) -> Float[Tensor, " m"]:
-    """-log p(+), or minus the log odds against the negatives if decoupled."""
-    if not decoupled:
-        return -family.log_probability()
-    odds = family.log_odds()
-    has_negatives = odds.detach() != torch.inf
-    _check_some(call, "candidates", has_negatives, "candidates leave some anchors without a negative", every=True)
-    return -odds
 
 
 def _check_some(call: str, argument: str, some: Bool[Tensor, " m"], problem: str, *, every: bool = False) -> None:
@@ -593,25 +589,22 @@ def _check_some(call: str, argument: str, some: Bool[Tensor, " m"], problem: str
         raise InputValueError(call, argument, problem, "Use a larger batch, or exclude fewer pairs.")
 
 
-def _softplus(x: Tensor) -> Tensor:
-    """log(1 + exp x), accurate for large x, where torch's softplus returns x above 20 (2e-9 too small)."""
-    return -logsigmoid(-x)
+def _length(x: Float[Tensor, "m d"], exponent: float = 1.0) -> Float[Tensor, " m"]:
+    """|x|^exponent with gradient 0 at x = 0, where that of an exponent below 2 does not exist."""
+    square = x.square().sum(-1)
+    if exponent == 2:
+        return square
+    some = square > 0
+    return square.where(some, 1.0).pow(exponent / 2).where(some, 0.0 if exponent > 0 else 1.0)
 
 
-def _positives(x: Float[Tensor, "m d"], labels: Int[Tensor, " m"]) -> tuple[Int[Tensor, " m"], Float[Tensor, "m d"]]:
-    """Number and sum of the other vectors with the label of each vector, in linear time."""
+def _members(labels: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
+    """Number of the other vectors with the label of each vector, in linear time."""
     ordered, order = labels.sort()
     new = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
     label = torch.empty_like(order).scatter(0, order, new.long().cumsum(0))
     members = torch.zeros_like(order).index_add(0, label, torch.ones_like(order))
-    sums = torch.zeros_like(x).index_add(0, label, x)
-    return members[label] - 1, sums[label] - x
-
-
-def _sum_of_softplus(s: Tensor, _: Tensor, negatives: Tensor) -> Tensor:
-    """sum_p log(1 + exp(negatives - s_p)) over the visible keys p."""
-    visible = s > -torch.inf
-    return (_softplus(negatives.unsqueeze(-1) - s.masked_fill(~visible, 0.0)) * visible).sum(-1)
+    return members[label] - 1
 
 
 def _sampled(
@@ -621,9 +614,10 @@ def _sampled(
     temperature: Temperature,
     positive: Tensor,
     negatives: Tensor,
+    names: tuple[str, str] = ("anchor", "candidates"),
 ) -> tuple[Tensor, Tensor]:
     """Logits of the positives [m] and of the negatives [m, k]."""
-    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call=call)
+    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, call=call, names=names)
     m = anchor.shape[0]
     if not isinstance(negatives, Tensor) or negatives.ndim not in (1, 2) or negatives.shape[-1] == 0:
         fact = f"shape {shape_of(negatives)}" if isinstance(negatives, Tensor) else type(negatives).__name__
@@ -633,7 +627,8 @@ def _sampled(
     check_integers(call, "negatives", negatives, shape, anchor)
     check_indices(call, "negatives", negatives, candidates.shape[0])
     eta, drawn = family.eta, family.candidates[negatives]
-    negative_logits = eta @ drawn.mT if negatives.ndim == 1 else (drawn @ eta.unsqueeze(-1)).squeeze(-1)
+    # A positive that is also drawn as a negative has the same logit twice, so both are sums of the same kind.
+    negative_logits = products(eta, drawn) if negatives.ndim == 1 else (eta.unsqueeze(1) * drawn).sum(-1)
     return (eta * family.chosen()).sum(-1), negative_logits
 
 
@@ -643,5 +638,5 @@ def _log_noise(call: str, noise: Tensor, candidates: Tensor) -> Tensor:
         fact = f"shape {shape_of(noise)}" if isinstance(noise, Tensor) else type(noise).__name__
         remedy = "Pass the log probability of each candidate under the noise."
         raise InputValueError(call, "noise", f"noise must have shape ({candidates.shape[0]},), got {fact}", remedy)
-    check_alike(call, candidates=candidates, noise=noise)
+    check_device(call, candidates=candidates, noise=noise)
     return wide(noise)
