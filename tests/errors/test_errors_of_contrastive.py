@@ -9,6 +9,7 @@ a, b = torch.ones(4, 3), torch.ones(4, 3)
 y = torch.tensor([0, 0, 1, 1])
 zero = torch.zeros(4, dtype=torch.long)
 family = gz.Likelihood(a, b)
+head = gz.contrastive.linear_cross_entropy
 sampled = {"positive": y, "negatives": torch.tensor([2, 3])}
 
 ERRORS = [
@@ -269,6 +270,16 @@ ERRORS = [
         "process group",
         lambda: gz.contrastive.gather_candidates(a),
     ),
+    # the language-model head
+    (ValueError, "linear_cross_entropy: hidden", "[*b, d]", lambda: head(torch.tensor(1.0), b, y)),
+    (ValueError, "linear_cross_entropy: None", "dimension", lambda: head(a, b[:, :2], y)),
+    (ValueError, "linear_cross_entropy: labels", "shape (4,)", lambda: head(a, b, y[:2])),
+    (ValueError, "linear_cross_entropy: labels", "words", lambda: head(a, b, y + 3)),
+    (ValueError, "linear_cross_entropy: bias", "shape (4,)", lambda: head(a, b, y, bias=torch.zeros(3))),
+    (ValueError, "linear_cross_entropy: softcap", "positive", lambda: head(a, b, y, softcap=0.0)),
+    (ValueError, "linear_cross_entropy: z_loss", "positive", lambda: head(a, b, y, z_loss=-1.0)),
+    (ValueError, "linear_cross_entropy: label_smoothing", "most 1", lambda: head(a, b, y, label_smoothing=1.5)),
+    (RuntimeError, "linear_cross_entropy: group", "divided", lambda: head(a, b, y, first_word=0)),
     # nothing to compare
     (
         ValueError,

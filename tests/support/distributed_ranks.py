@@ -76,3 +76,29 @@ def contrastive_rank(rank, port, folder):
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.barrier()  # a process that leaves early takes the threads of the other down
     distributed.destroy_process_group()
+
+
+def head_operands():
+    """Hidden states, weights, bias, labels and options of a language-model head of seven words."""
+    g = torch.Generator().manual_seed(4)
+    hidden, weight, bias = (torch.randn(*n, generator=g, dtype=torch.float64) for n in ((5, 3), (7, 3), (7,)))
+    labels = torch.tensor([6, 0, -100, 3, 4])
+    options = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.2}
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), labels, options
+
+
+def head_rank(rank, port, folder):
+    """Save the results of a head whose first four words are on the first process."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    hidden, weight, bias, labels, options = head_operands()
+    words = slice(0, 4) if rank == 0 else slice(4, None)
+    weight, bias = (t.detach()[words].requires_grad_() for t in (weight, bias))
+    result = gz.contrastive.linear_cross_entropy(
+        hidden, weight, labels, bias=bias, group=distributed.group.WORLD, **options
+    )
+    gradients = torch.autograd.grad(result.loss + result.entropy.square().sum(), (hidden, weight, bias))
+    saved = {"result": [t.detach() for t in result], "gradients": gradients}
+    torch.save(saved, f"{folder}/{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()

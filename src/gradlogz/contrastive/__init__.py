@@ -25,3 +25,4 @@ from .scaling import (
     ClassicalScaling as ClassicalScaling,
 )
 from .distributed import gather_candidates as gather_candidates, Gathered as Gathered, ring_info_nce as ring_info_nce
+from .language_head import linear_cross_entropy as linear_cross_entropy, LinearCrossEntropy as LinearCrossEntropy
