@@ -270,6 +270,43 @@ ERRORS = [
         "process group",
         lambda: gz.contrastive.gather_candidates(a),
     ),
+    (RuntimeError, "info_nce: group", "process group", lambda: gz.info_nce(a, b, group=object())),
+    (RuntimeError, "nt_xent: group", "process group", lambda: gz.nt_xent(a, b, group=object())),
+    (RuntimeError, "supervised_contrastive: group", "process", lambda: gz.supervised_contrastive(a, y, group=object())),
+    # several positives, hard negatives, targets
+    (
+        ValueError,
+        "supervised_contrastive: candidate_labels",
+        "together",
+        lambda: gz.supervised_contrastive(a, y, candidates=b),
+    ),
+    (ValueError, "info_nce: hard_negatives", "[4, k, 3]", lambda: gz.info_nce(a, b, hard_negatives=b)),
+    (
+        ValueError,
+        "soft_info_nce: targets",
+        "shape (4, 4)",
+        lambda: gz.contrastive.soft_info_nce(a, b, torch.ones(4)),
+    ),
+    # steps of training
+    (ValueError, "recall_at: k", "least 1", lambda: gz.contrastive.recall_at(a, b, k=0)),
+    (
+        ValueError,
+        "cached_backward: parts",
+        "encoders",
+        lambda: gz.contrastive.cached_backward(gz.info_nce, [torch.nn.Identity()], []),
+    ),
+    (
+        ValueError,
+        "matryoshka_loss: dims",
+        "1 to 3",
+        lambda: gz.contrastive.matryoshka_loss(gz.info_nce, a, b, dims=(4,)),
+    ),
+    (
+        ValueError,
+        "matryoshka_loss: weights",
+        "one number",
+        lambda: gz.contrastive.matryoshka_loss(gz.info_nce, a, b, dims=(3,), weights=()),
+    ),
     # the language-model head
     (ValueError, "linear_cross_entropy: hidden", "[*b, d]", lambda: head(torch.tensor(1.0), b, y)),
     (ValueError, "linear_cross_entropy: None", "dimension", lambda: head(a, b[:, :2], y)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from support.distributed_ranks import SIZES, batch, contrastive_rank, encoder
+from support.distributed_ranks import GROUPED, LABELS, SIZES, batch, contrastive_rank, encoder, grouped
 from support.scales import close
 
 
@@ -62,3 +62,12 @@ def test_a_queue_holds_the_vectors_of_all_processes(found):
     expected = [0, 1, 1, 10, 11, 11]
     for f in found:
         assert f["queue"] == (expected, expected)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_losses_with_a_group_are_those_of_the_whole_batch(found, name):
+    """Batches of five and three pairs: averages over processes are the mean over all pairs."""
+    value, gradient = grouped(*batch(), LABELS, None)[name]
+    for f in found:
+        close(f["grouped"][name][0], value, 100.0)
+        close(f["grouped"][name][1], gradient, 1000.0)

@@ -206,6 +206,64 @@ def test_pairs_of_one_id_hide_each_other_in_nt_xent():
     close(gz.nt_xent(a, b, ids=y), expected, 10.0)
 
 
+@given(seed=seeds, T=temperatures, decoupled=st.booleans())
+def test_hard_negatives_are_candidates_of_one_anchor(seed, T, decoupled):
+    s = Source(seed)
+    a, x, hard, w = s.normal(5, 3), s.normal(5, 3), s.normal(5, 2, 3), s.normal(5)
+    logits = torch.cat([a @ x.mT + T * w, (hard @ a.unsqueeze(-1)).squeeze(-1)], -1) / T
+    rest = logits.masked_fill(torch.eye(5, 7).bool(), -torch.inf).logsumexp(-1) - logits.diagonal()
+    expected = rest if decoupled else torch.nn.functional.cross_entropy(logits, torch.arange(5), reduction="none")
+    options = {"temperature": T, "log_weights": w, "hard_negatives": hard, "decoupled": decoupled}
+    close(gz.info_nce(a, x, **options, reduction="none"), expected, 1 + float(logits.abs().max()))
+    close(gz.info_nce(a, x, **options), expected.mean(), 1 + float(logits.abs().max()))
+
+
+@given(seed=seeds, T=temperatures, divided=st.booleans())
+def test_soft_targets(seed, T, divided):
+    s = Source(seed)
+    a, x, w, targets = s.normal(5, 3), s.normal(7, 3), s.normal(7), s.normal(5, 7).softmax(-1)
+    a.requires_grad_()
+    targets[0] = torch.nn.functional.one_hot(torch.tensor(3), 7)
+    logits = a @ x.mT / T + w
+    expected = torch.nn.functional.cross_entropy(logits, targets)
+    scale = 1 + float(logits.detach().abs().max())
+    with by_blocks() if divided else contextlib.nullcontext():
+        found = gz.contrastive.soft_info_nce(a, x, targets, temperature=T, log_weights=w)
+        each = gz.contrastive.soft_info_nce(a, x, targets, temperature=T, log_weights=w, reduction="none")
+    close(found, expected, scale)
+    close(each.mean(), expected, scale)
+    close(torch.autograd.grad(found, a)[0], torch.autograd.grad(expected, a)[0], scale * (1 + 10 / T))
+
+
+@pytest.mark.parametrize("kind", ["out", "inside", "pair"])
+@given(seed=seeds, T=temperatures, divided=st.booleans())
+def test_supervised_candidates_may_be_other_vectors(kind, seed, T, divided):
+    """A queue, or the other tower: several positives, and anchors without one."""
+    s = Source(seed)
+    a, x = s.normal(4, 3), s.normal(7, 3)
+    y = torch.tensor([0, 1, 5, 2])
+    logits = a @ x.mT / T
+    losses = []
+    for i in (0, 1, 3):  # label 5 has no positive
+        positive = y[i] == LABELS
+        G, others = logits[i].logsumexp(0), logits[i][~positive]
+        if kind == "inside":
+            losses.append(G - logits[i][positive].logsumexp(0) + math.log(int(positive.sum())))
+        elif kind == "out":
+            losses.append((G - logits[i][positive]).mean())
+        else:
+            each = [torch.cat([p.view(1), others]).logsumexp(0) - p for p in logits[i][positive]]
+            losses.append(torch.stack(each).mean())
+    options = {"inside": {"mean_inside_log": True}, "pair": {"denominator": "pair"}, "out": {}}[kind]
+    with by_blocks() if divided else contextlib.nullcontext():
+        found = gz.supervised_contrastive(
+            a, y, candidates=x, candidate_labels=LABELS, temperature=T, reduction="none", **options
+        )
+    scale = 1 + float(logits.abs().max())
+    close(found[[0, 1, 3]], torch.stack(losses), scale)
+    assert float(found[2]) == 0
+
+
 # Sampled losses ------------------------------------------------------------------------------------------------------
 
 

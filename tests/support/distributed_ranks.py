@@ -42,6 +42,38 @@ def queue_after_two_steps(rank):
     return queue.candidates.flatten().tolist(), queue.labels.tolist()
 
 
+LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 1, 3])  # of the pairs of all processes
+# Losses with `group`, of two views, the labels of their pairs, and a group or None.
+GROUPED = {
+    "info_nce": lambda a, b, _, g: gz.info_nce(a, b, temperature=0.3, group=g),
+    "index": lambda a, b, _, g: gz.info_nce(a, b, positive=torch.arange(len(a)), temperature=0.3, group=g),
+    "ids": lambda a, b, y, g: gz.info_nce(a, b, ids=y, log_weights=b[:, 0], temperature=0.3, group=g),
+    "clip_loss": lambda a, b, y, g: gz.clip_loss(a, b, ids=y, temperature=0.3, group=g),
+    "nt_xent": lambda a, b, _, g: gz.nt_xent(a, b, temperature=0.3, normalize=True, group=g),
+    "nt_xent, ids": lambda a, b, y, g: gz.nt_xent(a, b, ids=y, temperature=0.3, group=g),
+    "supervised": lambda a, b, y, g: gz.supervised_contrastive(a + b, y, temperature=0.3, group=g),
+    "candidates": lambda a, b, y, g: gz.supervised_contrastive(
+        a, y, candidates=b, candidate_labels=y, temperature=0.3, group=g
+    ),
+    "siglip": lambda a, b, y, g: gz.siglip(a, b, ids=y, temperature=0.3, offset=-1.0, group=g),
+}
+
+
+def grouped(x, y, labels, group):
+    """Return the value and the gradient of each loss, averaged over processes as DistributedDataParallel does."""
+    results = {}
+    for name, loss in GROUPED.items():
+        model = encoder()
+        value = loss(model(x), model(y), labels, group)
+        (gradient,) = torch.autograd.grad(value, model.weight)
+        results[name] = [value.detach(), gradient]
+        if group is not None:
+            for tensor in results[name]:
+                distributed.all_reduce(tensor)
+                tensor /= 2
+    return results
+
+
 def contrastive_rank(rank, port, folder):
     """Save losses and gradients by `gather_candidates` and `ring_info_nce` on this process's part of the batch."""
     torch.set_num_threads(1)
@@ -73,6 +105,7 @@ def contrastive_rank(rank, port, folder):
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
     results["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
     results["queue"] = queue_after_two_steps(rank)
+    results["grouped"] = grouped(x, y, LABELS[here], distributed.group.WORLD)
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.barrier()  # a process that leaves early takes the threads of the other down
     distributed.destroy_process_group()

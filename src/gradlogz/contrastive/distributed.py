@@ -43,11 +43,23 @@ def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.P
     Batches may have different sizes. Every process must make the same number of forward and backward calls.
     """
     check_vectors("gather_candidates", candidates=candidates)
-    _check_started("gather_candidates")
+    check_started("gather_candidates")
     sizes = _sizes(candidates, group)
     rank = distributed.get_rank(group)
     index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
     return Gathered(_Gather.apply(candidates, sizes, group), index)
+
+
+def mean_over_processes(
+    total: Float[Tensor, ""], rows: int, device: torch.device, group: "distributed.ProcessGroup | None"
+) -> Float[Tensor, ""]:
+    """Sum of the losses of this process, scaled so that the average over processes is the mean over all anchors.
+
+    With equal batches it is the mean over the anchors of this process. DistributedDataParallel averages gradients over
+    processes, so that batches of different sizes are right too.
+    """
+    sizes = _sizes(torch.empty(rows, 0, device=device), group)
+    return total * (len(sizes) / sum(sizes))
 
 
 def ring_info_nce(
@@ -70,14 +82,15 @@ def ring_info_nce(
     check_vectors(call, anchor=anchor, candidates=candidates)
     check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
     check_temperature(call, temperature, anchor)
-    _check_started(call)
+    check_started(call)
     a, x = (unit(t) if normalize else t for t in promoted(anchor, candidates))
     eta = a / temperature
     N = _Ring.apply(eta, x, _sizes(x, group), group)
     return reduced(call, softplus(N - (eta * x).sum(-1)), reduction)
 
 
-def _check_started(call: str) -> None:
+def check_started(call: str) -> None:
+    """Check that torch.distributed has a process group."""
     if not (distributed.is_available() and distributed.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first, or use info_nce for one process."
         raise InputRuntimeError(call, "group", "torch.distributed has no process group", remedy)

@@ -167,7 +167,7 @@ class Likelihood:
     def log_density(self) -> Float[Tensor, " m"]:
         """Log density <eta, x_+> - G(eta) of the positive with respect to h."""
         probability = self.log_probability()
-        w = self._weight_of_positive()
+        w = None if self._outside or self.log_weights is None else self.log_weights[self._index()]
         return probability if w is None else probability - w
 
     @without_autocast
@@ -309,8 +309,12 @@ class Likelihood:
             return self.log_weights if self.bias is None else self.bias
         return self.bias + self.log_weights
 
-    def _weight_of_positive(self) -> Float[Tensor, " m"] | None:
-        return None if self.log_weights is None or self._outside else self.log_weights[self._index()]
+    def weight_of_positive(self) -> Float[Tensor, " m"] | None:
+        """Number added to the logit of each positive; None for 0."""
+        bias, index = self._bias(), self._index() if not self._outside else None
+        if bias is None or index is None:
+            return None
+        return bias[index] if bias.ndim == 1 else bias.gather(1, index.unsqueeze(-1)).squeeze(-1)
 
     def _visible(self) -> VisiblePairs:
         """The candidates of each anchor, without positives passed as vectors."""
@@ -336,9 +340,8 @@ class Likelihood:
             return each_row(rows, eta, self.candidates, bias, precision=self.precision)
         center = self._center()
         positive = (eta * (self.chosen() - center)).sum(-1)
-        if not self._outside and bias is not None:
-            index = self._index()
-            positive = positive + (bias[index] if bias.ndim == 1 else bias.gather(1, index.unsqueeze(-1))[:, 0])
+        weight = self.weight_of_positive()
+        positive = positive if weight is None else positive + weight
         N = log_sum_exp(eta, self.candidates - center, bias, self._negatives(), precision=self.precision)
         losses = N - positive
         if margin:

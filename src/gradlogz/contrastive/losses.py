@@ -8,6 +8,7 @@
     clip_loss               [radford21]     a and b     all vectors of the other side, including the positive
     nt_xent                 [chen20]        a and b     all other vectors of both views, including the positive
     supervised_contrastive  [khosla20]      all         all other vectors, including all positives
+    soft_info_nce                           a           all candidates; the numerator over all, by target
     nca                     [goldberger04]  all         all other vectors; the numerator over those of the same class
     skip_gram               [mikolov13]     center      all contexts; with negative sampling each context separately
     nce                     [gutmann10]     a           each candidate separately, against known noise
@@ -25,7 +26,7 @@ Read next: likelihood.py; distributed.py and queue.py (candidates of other proce
 """
 
 import math
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
@@ -33,9 +34,10 @@ from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.losses.logit_losses import each_row, products, sum_of_rows
-from ..kernels.losses.pairwise_log_sum_exp import log_sum_exp
-from ..kernels.losses.softmax_losses import BothDirections, Sigmoids, SomePositives, softplus
+from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
+from ..kernels.losses.softmax_losses import BothDirections, Sigmoids, SomePositives, Targets, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
+from .distributed import check_started, gather_candidates, gather_rows, mean_over_processes
 from .likelihood import Ids, Likelihood
 from .validation import (
     REDUCTIONS,
@@ -52,6 +54,9 @@ from .validation import (
     unit,
     wide,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Temperature = float | Float[Tensor, ""]
 
@@ -70,9 +75,11 @@ class InfoNCEOptions(TypedDict, total=False):
     mask: Bool[Tensor, "m n"] | None
     bias: Float[Tensor, "m n"] | None
     margin: float
+    hard_negatives: Float[Tensor, "m k d"] | None
     decoupled: bool
     normalize: bool
     precision: torch.dtype | None
+    group: "ProcessGroup | None"
 
 
 class LossOptions(TypedDict, total=False):
@@ -88,6 +95,10 @@ class LossOptions(TypedDict, total=False):
     log_normalizer: float | Float[Tensor, ""] | Float[Tensor, " m"]
     offset: float | Float[Tensor, ""]
     margin: float
+    hard_negatives: Float[Tensor, "m k d"] | None
+    candidates: Float[Tensor, "n d"] | None
+    candidate_labels: Int[Tensor, " n"] | None
+    group: "ProcessGroup | None"
     denominator: str
     mean_inside_log: bool
     expected_accuracy: bool
@@ -109,9 +120,11 @@ def info_nce(
     mask: Bool[Tensor, "m n"] | None = None,
     bias: Float[Tensor, "m n"] | None = None,
     margin: float = 0.0,
+    hard_negatives: Float[Tensor, "m k d"] | None = None,
     decoupled: bool = False,
     normalize: bool = False,
     precision: torch.dtype | None = None,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """InfoNCE: -log of the probability of the positive among all candidates.   [oord18]
@@ -127,7 +140,10 @@ def info_nce(
         log_weights: log weights of the candidates, as in `Likelihood`; for candidates sampled with probability q_j,
             log_weights = -log q_j makes the denominator an unbiased estimate of the sum over all.
         margin: number subtracted from <anchor, positive>, which must exceed the negatives by it [wang18].
+        hard_negatives: k further negatives of each anchor alone.
         decoupled: exclude the positive from the denominator [yeh22]; the loss may then be negative.
+        group: process group whose candidates are gathered, with gradients; `positive`, `ids` and `log_weights` are
+            those of this process. The mean is scaled so that its average over processes is that of all anchors.
         normalize: use cosine similarities; the zero vector has similarity 0 with every vector.
         reduction: "mean", "sum" or "none".
 
@@ -139,7 +155,8 @@ def info_nce(
     True
     """
     options: Any = {"positive": positive, "log_weights": log_weights, "ids": ids, "mask": mask, "bias": bias}
-    options |= {"temperature": temperature, "precision": precision, "call": "info_nce"}
+    options |= {"temperature": temperature, "precision": precision, "call": "info_nce", "group": group}
+    options |= {"hard_negatives": hard_negatives}
     return _one_direction(anchor, candidates, normalize, margin, decoupled, reduction, **options)
 
 
@@ -150,6 +167,8 @@ def _one_direction(
     margin: float,
     decoupled: bool,
     reduction: str,
+    group: "ProcessGroup | None" = None,
+    hard_negatives: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """info_nce in the name of another loss."""
@@ -162,7 +181,62 @@ def _one_direction(
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
         if outside is not None:
             options["positive"] = unit(wide(outside))
-    return Likelihood(anchor, candidates, **options).loss(reduction, decoupled=decoupled, margin=margin)
+    if group is not None:
+        candidates = _gathered(anchor, candidates, group, options)
+    family = Likelihood(anchor, candidates, **options)
+    check_choice(family.call, "reduction", reduction, REDUCTIONS)
+    part = "sum" if group is not None and reduction == "mean" else reduction
+    if hard_negatives is None:
+        loss = family.loss(part, decoupled=decoupled, margin=margin)
+    else:
+        loss = reduced(family.call, _with_hard_negatives(family, hard_negatives, normalize, margin, decoupled), part)
+    return loss if part == reduction else mean_over_processes(loss, anchor.shape[0], anchor.device, group)
+
+
+def _gathered(
+    anchor: Tensor, candidates: Tensor, group: "ProcessGroup", options: dict[str, Any]
+) -> Float[Tensor, "n d"]:
+    """Candidates of all processes; the options of a likelihood that belong to candidates are gathered in place."""
+    call = options["call"]
+    check_started(call)
+    for name in ("mask", "bias"):
+        if options.get(name) is not None:
+            problem = f"{name} must not be passed with group=, since it has no columns for other processes"
+            remedy = "Pass ids= or log_weights=, which are gathered, or gather_candidates before the loss."
+            raise InputValueError(call, name, problem, remedy)
+    positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
+    if positive is None:
+        check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
+    everything = gather_candidates(candidates, group=group)
+    if positive is None:
+        options["positive"] = everything.own
+    elif not positive.is_floating_point():
+        check_indices(call, "positive", positive, candidates.shape[0])
+        options["positive"] = positive + everything.own[0]
+    if ids is not None:
+        of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
+        options["ids"] = (of_anchors, gather_rows(of_candidates, group))
+    if log_weights is not None:
+        options["log_weights"] = gather_candidates(log_weights.unsqueeze(-1), group=group).candidates.squeeze(-1)
+    return everything.candidates
+
+
+def _with_hard_negatives(
+    family: Likelihood, hard_negatives: Float[Tensor, "m k d"], normalize: bool, margin: float, decoupled: bool
+) -> Float[Tensor, " m"]:
+    """Losses with further negatives of single anchors."""
+    call, (m, d) = family.call, family.anchor.shape
+    if hard_negatives.ndim != 3 or (hard_negatives.shape[0], hard_negatives.shape[2]) != (m, d):
+        problem = f"hard_negatives must be [{m}, k, {d}], got shape {shape_of(hard_negatives)}"
+        raise InputValueError(call, "hard_negatives", problem, "Pass k vectors for each anchor.")
+    x = hard_negatives.to(family.anchor.dtype)
+    x = unit(x.flatten(0, 1)).view_as(x) if normalize else x
+    behind = -family.log_odds()
+    logits = (family.eta.unsqueeze(1) * (x - family.chosen().unsqueeze(1))).sum(-1)
+    weight = family.weight_of_positive()
+    logits = logits if weight is None else logits - weight.unsqueeze(-1)
+    behind = log_add(behind, logits.logsumexp(-1)) + margin / family.temperature
+    return behind if decoupled else softplus(behind)
 
 
 @without_autocast
@@ -192,12 +266,14 @@ def clip_loss(
     ids: Int[Tensor, " m"] | None = None,
     normalize: bool = False,
     precision: torch.dtype | None = None,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """CLIP loss: the average of info_nce(a, b) and info_nce(b, a).   [radford21]
 
     Denominator: all vectors of the other side, including the positive; both directions. The temperature is
-    exp(-logit scale) in CLIP's notation. `ids`, one for each pair, exclude pairs with the same id.
+    exp(-logit scale) in CLIP's notation. `ids`, one for each pair, exclude pairs with the same id; `group` is that of
+    info_nce.
     """
     call = "clip_loss"
     check_choice(call, "reduction", reduction, REDUCTIONS)
@@ -205,6 +281,13 @@ def clip_loss(
     a, b = (unit(t) if normalize else t for t in promoted(a, b))
     options: Any = {"temperature": temperature, "log_weights": log_weights, "ids": ids}
     options |= {"precision": precision, "call": call}
+    if group is not None:
+        sides = ((a, b, ("a", "b")), (b, a, ("b", "a")))
+        losses = [
+            _one_direction(x, y, False, 0.0, False, reduction, group=group, names=names, **options)
+            for x, y, names in sides
+        ]
+        return (losses[0] + losses[1]) / 2
     one = Likelihood(a, b, names=("a", "b"), **options)
     m = a.shape[0]
     if reduction != "none" and log_weights is None and m * m <= ONE_MATRIX:
@@ -228,6 +311,7 @@ def nt_xent(
     decoupled: bool = False,
     normalize: bool = False,
     precision: torch.dtype | None = None,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """NT-Xent, the loss of SimCLR: the positive of each view is the other view of its pair.   [chen20, Eq. 1]
@@ -236,7 +320,7 @@ def nt_xent(
 
     Denominator: all 2m - 1 other views, including the positive; both directions. With decoupled=True the positive is
     excluded too [yeh22]. `ids`, one for each pair, exclude views of other pairs with the same id. "none" returns 2m
-    losses, those of `a` first. A single pair has loss 0.
+    losses, those of `a` first. A single pair has loss 0. `group` as in info_nce: the views of all processes.
     """
     call = "nt_xent"
     check_vectors(call, a=a, b=b)
@@ -248,6 +332,18 @@ def nt_xent(
         check_integers(call, "ids", ids, (a.shape[0],), a)
         view_ids = torch.cat([ids, ids])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
+    if group is not None:
+        check_started(call)
+        views = gather_candidates(z, group=group)
+        # A view is excluded by its id, which it shares with the pairs to be excluded, or with none.
+        shared = (views.own, gather_rows(views.own, group))
+        shared = shared if view_ids is None else (view_ids, gather_rows(view_ids, group))
+        family = Likelihood(
+            z, views.candidates, positive=views.own[positive], ids=shared, temperature=temperature, call=call
+        )
+        part = "sum" if reduction == "mean" else reduction
+        loss = family.loss(part, decoupled=decoupled, margin=margin)
+        return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
     options: Any = {"positive": positive, "exclude_self": True, "ids": view_ids}
     options |= {"temperature": temperature, "precision": precision, "call": call}
     return Likelihood(z, z, **options).loss(reduction, decoupled=decoupled, margin=margin)
@@ -259,9 +355,12 @@ def supervised_contrastive(
     labels: Int[Tensor, " m"],
     *,
     temperature: Temperature = 1.0,
+    candidates: Float[Tensor, "n d"] | None = None,
+    candidate_labels: Int[Tensor, " n"] | None = None,
     mean_inside_log: bool = False,
     denominator: str = "all",
     normalize: bool = False,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Supervised contrastive loss: all other vectors with the same label are positives.   [khosla20]
@@ -274,9 +373,21 @@ def supervised_contrastive(
     vectors with other labels, as in pytorch-metric-learning's NTXentLoss.
     Vectors with a unique label are excluded from the mean and have loss 0 under "none". The additional reduction
     "pairs" averages over pairs (i, p), so anchors of large classes have larger weight.
+
+    Args:
+        candidates: other vectors to compare with, instead of the vectors themselves: a queue, or the other tower of a
+            pair of encoders, in which an anchor may have several positives.
+        candidate_labels: their labels; candidates with the label of an anchor are its positives.
+        group: process group whose vectors (or candidates) are gathered, with their labels. The mean is scaled so that
+            its average over processes is that of all anchors with a positive.
     """
     call = "supervised_contrastive"
-    check_vectors(call, vectors=vectors)
+    check_vectors(call, vectors=vectors, candidates=candidates)
+    if (candidates is None) != (candidate_labels is None):
+        problem = "candidate_labels must be passed together with candidates"
+        raise InputValueError(
+            call, "candidate_labels", problem, "Pass both, or none to compare vectors with each other."
+        )
     check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
     check_temperature(call, temperature, vectors)
     check_choice(call, "denominator", denominator, ("all", "pair"))
@@ -284,17 +395,30 @@ def supervised_contrastive(
     if mean_inside_log and denominator == "pair":
         problem = 'denominator must be "all" with mean_inside_log=True, got "pair"'
         raise InputValueError(call, "denominator", problem, "Drop one of the two arguments.")
-    z = unit(wide(vectors)) if normalize else wide(vectors)
+    z, *rest = promoted(vectors, *(() if candidates is None else (candidates,)))
+    z, *rest = (unit(t) if normalize else t for t in (z, *rest))
     m = z.shape[0]
-    positives = VisiblePairs(itself=False, labels=(labels, labels))
+    if candidates is None or candidate_labels is None:
+        x, y, itself = z, labels, torch.arange(m, device=z.device)
+    else:
+        check_integers(call, "candidate_labels", candidate_labels, (candidates.shape[0],), vectors)
+        x, y, itself = rest[0], candidate_labels, None
+    if group is not None:
+        check_started(call)
+        x, index = gather_candidates(x, group=group)
+        y, itself = gather_rows(y, group), None if candidates is not None else index
+    positives = VisiblePairs(labels=(labels, y), excluded=itself)
     kind = "mass" if mean_inside_log else "mean" if denominator == "all" else "pair"
-    rows = SomePositives(m, positives, VisiblePairs(labels=(labels, labels), same=False), kind)
-    members = _members(labels)
+    rows = SomePositives(m, positives, VisiblePairs(labels=(labels, y), same=False), kind)
+    members = _members(labels, y) - (0 if itself is None else 1)
     some = members > 0
     _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
     # The mean over positives inside the logarithm is their probability divided by their number.
     constant = members.clamp(min=1).to(z.dtype).log() if mean_inside_log else None
-    return _of_positives(rows, z / temperature, z, None, members, reduction, constant)
+    if group is not None and reduction == "mean":
+        total = _of_positives(rows, z / temperature, x, None, members, "sum", constant)
+        return mean_over_processes(total, int(some.sum()), z.device, group)
+    return _of_positives(rows, z / temperature, x, None, members, reduction, constant)
 
 
 def _of_positives(
@@ -314,6 +438,45 @@ def _of_positives(
     total = sum_of_rows(rows, eta, x, bias, 1.0)
     total = total if constant is None else total + constant.sum()
     return total if reduction == "sum" else total / (members > 0).sum().clamp(min=1)
+
+
+@without_autocast
+def soft_info_nce(
+    anchor: Float[Tensor, "m d"],
+    candidates: Float[Tensor, "n d"],
+    targets: Float[Tensor, "m n"],
+    *,
+    temperature: Temperature = 1.0,
+    log_weights: Float[Tensor, " n"] | None = None,
+    normalize: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """InfoNCE with a distribution of targets over the candidates of each anchor.
+
+        loss_i = -sum_j t_ij log [ w_j exp(s_ij) / sum_k w_k exp(s_ik) ]
+
+    Denominator: all candidates. One target of 1 is info_nce; equal targets on several positives are the L_out of
+    supervised_contrastive; the probabilities of a teacher are distillation. Targets have no gradient.
+    """
+    call = "soft_info_nce"
+    check_choice(call, "reduction", reduction, REDUCTIONS)
+    m, n = anchor.shape[0], candidates.shape[0]
+    if not isinstance(targets, Tensor) or tuple(targets.shape) != (m, n) or not targets.is_floating_point():
+        fact = (
+            f"{targets.dtype} of shape {shape_of(targets)}" if isinstance(targets, Tensor) else type(targets).__name__
+        )
+        problem = f"targets must be floating and have shape ({m}, {n}), got {fact}"
+        raise InputValueError(call, "targets", problem, "Pass the probability of each candidate for each anchor.")
+    if normalize:
+        check_vectors(call, anchor=anchor, candidates=candidates)
+        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+    options: Any = {"temperature": temperature, "log_weights": log_weights, "call": call}
+    family = Likelihood(anchor, candidates, positive=torch.zeros(m, dtype=torch.long, device=anchor.device), **options)
+    rows = Targets(targets.detach().to(family.anchor.dtype), VisiblePairs())
+    if reduction == "none":
+        return each_row(rows, family.eta, family.candidates, family.log_weights)
+    coefficient = 1 / m if reduction == "mean" else 1.0
+    return sum_of_rows(rows, family.eta, family.candidates, family.log_weights, coefficient)
 
 
 @without_autocast
@@ -340,7 +503,7 @@ def nca(
     check_temperature(call, temperature, vectors)
     check_choice(call, "reduction", reduction, REDUCTIONS)
     x = unit(wide(vectors)) if normalize else wide(vectors)
-    members = _members(labels)
+    members = _members(labels, labels) - 1
     some = members > 0
     _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
     x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
@@ -446,27 +609,34 @@ def siglip(
     positive: Int[Tensor, " m"] | None = None,
     ids: Ids | None = None,
     normalize: bool = False,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """SigLIP loss: binary classification of every pair with a sigmoid.   [zhai23b]
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
-    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives, as in
-    info_nce.
+    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives and
+    `group` gathers the candidates of all processes, as in info_nce.
     """
     call = "siglip"
     check_choice(call, "reduction", reduction, REDUCTIONS)
     if normalize:
         check_vectors(call, anchor=anchor, candidates=candidates)
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
-    family = Likelihood(anchor, candidates, temperature=temperature, positive=positive, ids=ids, call=call)
+    options: Any = {"temperature": temperature, "positive": positive, "ids": ids, "call": call}
+    if group is not None:
+        candidates = _gathered(anchor, candidates, group, options)
+        positive = options["positive"]
+    family = Likelihood(anchor, candidates, **options)
     eta, x = family.eta, family.candidates
     shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device).expand(x.shape[0])
     pairs_of_ids = family.ids if isinstance(family.ids, tuple) else None
     rows = Sigmoids(eta.shape[0], positive, VisiblePairs(labels=pairs_of_ids, same=False))
     if reduction == "none":
         return each_row(rows, eta, x, shift)
+    if group is not None and reduction == "mean":
+        return mean_over_processes(sum_of_rows(rows, eta, x, shift, 1.0), eta.shape[0], eta.device, group)
     return sum_of_rows(rows, eta, x, shift, 1 / eta.shape[0] if reduction == "mean" else 1.0)
 
 
@@ -598,13 +768,11 @@ def _length(x: Float[Tensor, "m d"], exponent: float = 1.0) -> Float[Tensor, " m
     return square.where(some, 1.0).pow(exponent / 2).where(some, 0.0 if exponent > 0 else 1.0)
 
 
-def _members(labels: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
-    """Number of the other vectors with the label of each vector, in linear time."""
-    ordered, order = labels.sort()
-    new = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
-    label = torch.empty_like(order).scatter(0, order, new.long().cumsum(0))
-    members = torch.zeros_like(order).index_add(0, label, torch.ones_like(order))
-    return members[label] - 1
+def _members(labels: Int[Tensor, " m"], of_candidates: Int[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """Number of candidates with the label of each vector, in linear memory."""
+    ordered = of_candidates.sort().values
+    first, last = (torch.searchsorted(ordered, labels, right=right) for right in (False, True))
+    return last - first
 
 
 def _sampled(
