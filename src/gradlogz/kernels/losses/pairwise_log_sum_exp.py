@@ -249,13 +249,14 @@ def _received(
     if visible.plain:
         return received(key, query, values, gradient, log_normalizer, bias, scoring)
     m, n = query.shape[2], key.shape[2]
-    parts = []
+    log_factor, signed = _sent(values, gradient, log_normalizer)
+    result = gradient.new_empty(*key.shape[:3], values.shape[-1])
     for keys in _slices(n, m, key.device):
         hidden = visible.hidden(slice(None), m, keys, n, key.device)
-        mask = _mask(None if hidden is None else hidden.mT.contiguous())
+        sight = Sight(log_factor, _mask(None if hidden is None else hidden.mT.contiguous()))
         key_bias = None if bias is None else bias[..., keys]
-        parts.append(received(key[:, :, keys], query, values, gradient, log_normalizer, key_bias, scoring, mask))
-    return torch.cat(parts, 2)
+        result[:, :, keys] = _collected(key[:, :, keys], query, signed, sight, key_bias, scoring)
+    return result
 
 
 def received(
@@ -269,11 +270,22 @@ def received(
     mask: Bool[Tensor, "b h n m"] | None = None,
 ) -> Float[Tensor, "b h n v"]:
     """Sum sum_i g_i p_ij values_i of every key: its attention to the queries times their mass."""
+    log_factor, signed = _sent(values, gradient, log_normalizer)
+    return _collected(key, query, signed, Sight(log_factor, mask), bias, scoring)
+
+
+def _sent(values: Tensor, gradient: Tensor, log_normalizer: Tensor) -> tuple[Tensor, Tensor]:
+    """log|g_i| - G_i as a bias, and the values with the sign of g_i."""
     # A query without gradient or without keys contributes nothing.
     empty = (gradient == 0) | (log_normalizer == -torch.inf)
     log_factor = (gradient.abs().log() - log_normalizer).masked_fill(empty, -torch.inf)
-    signed = gradient.sign().unsqueeze(-1).to(values.dtype) * values
-    sight = Sight(log_factor.unsqueeze(-2), mask)
+    return log_factor.unsqueeze(-2), gradient.sign().unsqueeze(-1).to(values.dtype) * values
+
+
+def _collected(
+    key: Tensor, query: Tensor, signed: Tensor, sight: Sight, bias: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """Attention of the keys to the queries, times their mass."""
     result = dispatch.forward(key, query, signed, sight, scoring, None, statistics=False)
     mass = result.log_normalizer if bias is None else result.log_normalizer + bias.squeeze(-2)
     return result.output * mass.exp().unsqueeze(-1)
