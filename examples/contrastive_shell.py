@@ -161,7 +161,7 @@ def draw(results: dict, path: Path) -> None:
         panels[0].annotate(words[objective], at, xycoords="axes fraction", va="top", color=colour)
     panels[0].set_xlim(0, 0.5)
     panels[0].set_title(
-        "coefficient of variation of the lengths of features, 95 % CI over seeds; red bars: Gaussian, same covariance",
+        "coefficient of variation of lengths, 95 % CI over seeds; red: Gaussian of that covariance",
         loc="left",
         fontsize=9,
     )

@@ -33,7 +33,7 @@ import torch
 from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.losses.logit_losses import each_row, products, sum_of_rows
+from ..kernels.losses.logit_losses import DENSE, each_row, products, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
 from ..kernels.losses.softmax_losses import BothDirections, Sigmoids, SomePositives, Targets, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
@@ -45,6 +45,7 @@ from .validation import (
     check_device,
     check_indices,
     check_integers,
+    check_precision,
     check_rows,
     check_temperature,
     check_vectors,
@@ -344,9 +345,27 @@ def nt_xent(
         part = "sum" if reduction == "mean" else reduction
         loss = family.loss(part, decoupled=decoupled, margin=margin)
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
+    if view_ids is None and z.shape[0] ** 2 > DENSE:
+        check_choice(call, "reduction", reduction, REDUCTIONS)
+        check_temperature(call, temperature, z)
+        check_precision(call, precision)
+        behind = _behind_in_large_batches(z, a.shape[0], temperature, precision) + margin / temperature
+        return reduced(call, behind if decoupled else softplus(behind), reduction)
     options: Any = {"positive": positive, "exclude_self": True, "ids": view_ids}
     options |= {"temperature": temperature, "precision": precision, "call": call}
     return Likelihood(z, z, **options).loss(reduction, decoupled=decoupled, margin=margin)
+
+
+def _behind_in_large_batches(
+    z: Float[Tensor, "v d"], m: int, temperature: Temperature, precision: torch.dtype | None
+) -> Float[Tensor, " v"]:
+    """N - s_+ of all 2m views. The negatives are all views but number i in both halves, so no masks are needed."""
+    eta, x = z / temperature, z - z.detach().mean(0)
+    but_itself, parts = VisiblePairs(itself=False), []
+    for half, other in ((slice(None, m), slice(m, None)), (slice(m, None), slice(None, m))):
+        sums = (log_sum_exp(eta[half], x[side], None, but_itself, precision=precision) for side in (half, other))
+        parts.append(log_add(*sums) - (eta[half] * x[other]).sum(-1))
+    return torch.cat(parts)
 
 
 @without_autocast
