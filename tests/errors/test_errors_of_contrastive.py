@@ -271,6 +271,12 @@ ERRORS = [
         lambda: gz.contrastive.gather_candidates(a),
     ),
     (RuntimeError, "info_nce: group", "process group", lambda: gz.info_nce(a, b, group=object())),
+    (
+        ValueError,
+        "info_nce: mask",
+        "group=",
+        lambda: gz.info_nce(a, b, mask=torch.ones(4, 4).bool(), group=object()),
+    ),
     (RuntimeError, "nt_xent: group", "process group", lambda: gz.nt_xent(a, b, group=object())),
     (RuntimeError, "supervised_contrastive: group", "process", lambda: gz.supervised_contrastive(a, y, group=object())),
     # several positives, hard negatives, targets

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 Temperature = float | Float[Tensor, ""]
 
-
 # Number of pairs up to which both directions are computed from one matrix of logits (4 MiB of float32).
 ONE_MATRIX = 1 << 20
 
@@ -199,12 +198,12 @@ def _gathered(
 ) -> Float[Tensor, "n d"]:
     """Candidates of all processes; the options of a likelihood that belong to candidates are gathered in place."""
     call = options["call"]
-    check_started(call)
     for name in ("mask", "bias"):
         if options.get(name) is not None:
             problem = f"{name} must not be passed with group=, since it has no columns for other processes"
             remedy = "Pass ids= or log_weights=, which are gathered, or gather_candidates before the loss."
             raise InputValueError(call, name, problem, remedy)
+    check_started(call)
     positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
     if positive is None:
         check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
