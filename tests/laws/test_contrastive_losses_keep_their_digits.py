@@ -172,6 +172,8 @@ def test_small_losses_keep_their_digits(name, divided):
     expected = with_gradients(lambda x, y: definition(x, y, 1.0), a, b)
     with by_blocks() if divided else contextlib.nullcontext():
         found = with_gradients(ours, *(t.detach().float().requires_grad_() for t in (a, b)))
+        value = ours(*(t.detach().float() for t in (a, b)))  # without a graph
+    assert float(value) == pytest.approx(float(expected[0]), rel=1e-4)
     assert 1e-11 < float(expected[0]) < 1e-4
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-4)
     for actual, wanted in zip(found[1:], expected[1:], strict=True):

@@ -195,7 +195,7 @@ class SomePositives(RowLoss):
         mass = log_domain.log_sum_exp(s.masked_fill(no_positive, -torch.inf)).masked_fill(~some, 0.0)
         losses = softplus(negatives - mass)
         if self.kind == "mean":
-            losses = losses + mass - positives.sum(-1) / count
+            losses = losses + (mass - positives.sum(-1) / count)  # exactly 0 for a single positive
         return losses.where(some, 0.0)
 
     def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:
