@@ -64,7 +64,8 @@ def siglip(a: torch.Tensor, b: torch.Tensor, _: torch.Tensor, offset: torch.Tens
 
 def n_pair_one(a: torch.Tensor, b: torch.Tensor, negative: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     """Return log(1 + exp((s_- - s_+) / T)), the N-pair loss of two candidates."""
-    return contrastive.triplet_loss(a, b, negative, temperature=TEMPERATURE, normalize=True) / TEMPERATURE
+    options = {"similarity": "dot", "temperature": TEMPERATURE, "normalize": True}
+    return contrastive.triplet_loss(a, b, negative, **options) / TEMPERATURE
 
 
 def bernoulli(a: torch.Tensor, b: torch.Tensor, negative: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ def bernoulli(a: torch.Tensor, b: torch.Tensor, negative: torch.Tensor, offset: 
 
 
 def triplet(a: torch.Tensor, b: torch.Tensor, negative: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
-    return contrastive.triplet_loss(a, b, negative, margin=float(margin.detach()), normalize=True)
+    return contrastive.triplet_loss(a, b, negative, margin=float(margin.detach()), similarity="dot", normalize=True)
 
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {

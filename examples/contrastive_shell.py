@@ -1,6 +1,6 @@
 """Do contrastive features become Gaussian on a thin shell? Encoders trained with InfoNCE, and with labels.
 
-    python examples/contrastive_shell.py [folder]      about two minutes on one core
+    python examples/contrastive_shell.py [folder]      about ten minutes on one core
 
 The claim [betser26]: with InfoNCE the lengths of features concentrate (a thin shell) and their coordinates become
 Gaussian for any distribution of the inputs; with labels they do not. Inputs are Gaussian, Laplace and sparse. A
@@ -10,8 +10,9 @@ that the loss does not depend on lengths. Measured on new inputs:
     coefficient of variation     std |z| / mean |z|
     Anderson-Darling             A² of each coordinate of z, standardised; 0.752 is exceeded by 1 Gaussian in 20
 
-They are compared with a Gaussian of the same covariance and with the untrained encoder. The script writes
-contrastive_shell.json and, if matplotlib is installed, contrastive_shell.svg to the folder.
+They are compared with a Gaussian of the same covariance and with the untrained encoder, over ten seeds of the initial
+weights and of all data: means with 95 % confidence intervals, also of the differences from the untrained encoder of the
+same seed. The script writes contrastive_shell.json and, if matplotlib is installed, contrastive_shell.svg.
 """
 
 import json
@@ -26,6 +27,8 @@ import gradlogz as gz
 
 HIDDEN, FEATURES, CLASSES = 256, 32, 10
 BATCH, STEPS, RATE, TEMPERATURE, NOISE, TESTED = 512, 800, 2e-3, 0.2, 0.5, 4096
+SEEDS = 10
+STUDENT = 2.262  # 97.5 % quantile of Student's t distribution with SEEDS - 1 degrees of freedom
 CRITICAL = 0.752  # 5 % critical value of A² (1 + 0.75/n + 2.25/n²), mean and variance estimated   [dagostino86]
 
 
@@ -53,18 +56,18 @@ SOURCES = {
 }
 
 
-def encoder(inputs: int) -> nn.Module:
-    torch.manual_seed(0)
+def encoder(inputs: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, FEATURES))
 
 
-def trained(source: str, objective: str) -> nn.Module:
+def trained(source: str, objective: str, seed: int) -> nn.Module:
     """Return an encoder trained for STEPS steps with InfoNCE or with labels of a random teacher, or untrained."""
     draw_inputs, inputs = SOURCES[source]
-    model = encoder(inputs)
+    model = encoder(inputs, seed)
     if objective == "untrained":
         return model
-    g = torch.Generator().manual_seed(1)
+    g = torch.Generator().manual_seed(1000 + seed)
     teacher, head = torch.randn(inputs, CLASSES, generator=g), nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], RATE)
     for _ in range(STEPS):
@@ -95,9 +98,10 @@ def variation(z: torch.Tensor) -> float:
     return float(length.std() / length.mean())
 
 
-def looked_at(source: str, objective: str) -> dict:
-    g = torch.Generator().manual_seed(2)
-    model, (draw_inputs, inputs) = trained(source, objective), SOURCES[source]
+def measured(source: str, objective: str, seed: int) -> dict[str, float]:
+    """Return the statistics of the features of new inputs for one seed."""
+    g = torch.Generator().manual_seed(2000 + seed)
+    model, (draw_inputs, inputs) = trained(source, objective, seed), SOURCES[source]
     z = model(draw_inputs(TESTED, inputs, g)).detach().double()
     z = z - z.mean(0)
     values, axes = torch.linalg.eigh(z.mT @ z / len(z))
@@ -106,10 +110,25 @@ def looked_at(source: str, objective: str) -> dict:
     return {
         "variation": variation(z),
         "variation of a Gaussian": variation(gaussian_features),
-        "Anderson-Darling": float(a.median()),
         "passed": float((a < CRITICAL).double().mean()),
-        "passed by a Gaussian": float((anderson_darling(gaussian_features) < CRITICAL).double().mean()),
     }
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """Return the mean over seeds and half the width of its 95 % confidence interval."""
+    v = torch.tensor(values, dtype=torch.float64)
+    return {"mean": float(v.mean()), "half width": STUDENT * float(v.std()) / math.sqrt(len(v))}
+
+
+def summary(by_objective: dict[str, list[dict[str, float]]]) -> dict:
+    """Return intervals of every statistic, and of its difference from the untrained encoder of the same seed."""
+    result = {}
+    for objective, rows in by_objective.items():
+        result[objective] = {name: interval([row[name] for row in rows]) for name in rows[0]}
+        for name in ("variation", "passed"):
+            differences = [row[name] - base[name] for row, base in zip(rows, by_objective["untrained"], strict=True)]
+            result[objective][f"{name}, change"] = interval(differences)
+    return result
 
 
 OBJECTIVES = ("untrained", "info_nce", "labels")
@@ -129,9 +148,10 @@ def draw(results: dict, path: Path) -> None:
     for panel, name in zip(panels, ("variation", "passed"), strict=True):
         for place, by in enumerate(results.values()):
             for shift, (objective, row) in zip((0.22, 0.0, -0.22), by.items(), strict=True):
+                at, colour = -place + shift, colours[objective]
                 if name == "variation":
-                    panel.plot(row["variation of a Gaussian"], -place + shift, "|", color="#b0302f", markersize=11)
-                panel.plot(row[name], -place + shift, "o", color=colours[objective], markersize=6)
+                    panel.plot(row["variation of a Gaussian"]["mean"], at, "|", color="#b0302f", markersize=11)
+                panel.errorbar(row[name]["mean"], at, xerr=row[name]["half width"], fmt="o", color=colour, markersize=5)
             panel.axhline(-place - 0.5, color="#dddddd", linewidth=0.8)
         panel.set_yticks([-place for place in range(len(results))], list(results))
         panel.set_ylim(-len(results) + 0.5, 0.5)
@@ -141,7 +161,7 @@ def draw(results: dict, path: Path) -> None:
         panels[0].annotate(words[objective], at, xycoords="axes fraction", va="top", color=colour)
     panels[0].set_xlim(0, 0.5)
     panels[0].set_title(
-        "coefficient of variation of the lengths of features; bars: a Gaussian of that covariance",
+        "coefficient of variation of lengths, 95 % CI over seeds; red: Gaussian of that covariance",
         loc="left",
         fontsize=9,
     )
@@ -156,12 +176,18 @@ def draw(results: dict, path: Path) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    results = {source: {objective: looked_at(source, objective) for objective in OBJECTIVES} for source in SOURCES}
+    results = {
+        source: summary(
+            {objective: [measured(source, objective, seed) for seed in range(SEEDS)] for objective in OBJECTIVES}
+        )
+        for source in SOURCES
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "contrastive_shell.json").write_text(json.dumps(results, indent=1) + "\n")
     for source, by in results.items():
         for objective, row in by.items():
-            print(f"{source:12} {objective:10}", *(f"{name} {value:.3g}" for name, value in row.items()), sep="  ")
+            cells = (f"{name} {value['mean']:.3f} ± {value['half width']:.3f}" for name, value in row.items())
+            print(f"{source:12} {objective:10}", *cells, sep="  ")
     try:
         draw(results, folder / "contrastive_shell.svg")
     except ImportError:

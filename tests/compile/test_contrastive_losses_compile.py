@@ -10,7 +10,7 @@ LABELS = torch.tensor([0, 1, 0, 2, 1, 0])
 LOSSES = {
     "info_nce": lambda a, b, t: gz.info_nce(a, b, temperature=t),
     "weights": lambda a, b, t: gz.info_nce(a, b, temperature=t, positive=LABELS, log_weights=b.square().sum(-1)),
-    "labels": lambda a, b, t: gz.info_nce(a, b, temperature=t, labels=LABELS),
+    "labels": lambda a, b, t: gz.info_nce(a, b, temperature=t, ids=LABELS),
     "clip": lambda a, b, t: gz.clip_loss(a, b, temperature=t),
     "nt_xent": lambda a, b, t: gz.nt_xent(a, b, temperature=t, normalize=True),
     "supervised": lambda a, b, t: gz.supervised_contrastive(a + b, LABELS, temperature=t),

@@ -24,7 +24,7 @@ LOSSES = {
         lambda a, b, T: gz.info_nce(a, b, temperature=T, log_weights=WEIGHTS.to(a)),
         lambda a, b, T: cross_entropy(a @ b.mT / T + WEIGHTS, torch.arange(70)),
     ),
-    "labels": (lambda a, b, T: gz.info_nce(a, b, temperature=T, labels=LABELS.to(a.device)), masked),
+    "ids": (lambda a, b, T: gz.info_nce(a, b, temperature=T, ids=LABELS.to(a.device)), masked),
     "clip": (lambda a, b, T: gz.clip_loss(a, b, temperature=T), contrasts.clip),
     "nt_xent": (lambda a, b, T: gz.nt_xent(a, b, temperature=T), contrasts.nt_xent),
     "decoupled": (
@@ -92,18 +92,18 @@ def test_second_derivatives_are_those_of_the_cpu():
     torch.testing.assert_close(second(a.cuda(), b.cuda()), second(a, b), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "labels"])
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "ids"])
 def test_memory_is_linear(name):
     """At 40 000 vectors one matrix of logits would be 6 GiB; blocks that compare labels are 256 MiB each."""
     n, d = 40_000, 32
     a, b = (torch.randn(n, d, device="cuda", requires_grad=True) for _ in range(2))
-    options = {"labels": torch.arange(n, device="cuda") % 1000} if name == "labels" else {}
+    options = {"ids": torch.arange(n, device="cuda") % 1000} if name == "ids" else {}
     loss = gz.nt_xent if name == "nt_xent" else gz.info_nce
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     torch.autograd.grad(loss(a, b, temperature=5.0, **options), (a, b))
     used = torch.cuda.max_memory_allocated() - before
-    assert used < (3 << 30 if name == "labels" else 40 * 4 * n * d)
+    assert used < (3 << 30 if name == "ids" else 40 * 4 * n * d)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -117,7 +117,7 @@ def test_nothing_waits_for_the_device():
         module(a, b).backward()
         gz.nt_xent(a, b, temperature=0.1, normalize=True).backward()
         gz.supervised_contrastive(a, torch.arange(64, device="cuda") // 2, temperature=0.1).backward()
-        gz.info_nce(a, b, labels=torch.arange(64, device="cuda") // 2).backward()
+        gz.info_nce(a, b, ids=torch.arange(64, device="cuda") // 2).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(a.grad.isfinite().all())
@@ -128,8 +128,8 @@ def test_devices_are_not_mixed():
     a = torch.randn(4, 16)
     with pytest.raises(ValueError, match="one device"):
         gz.info_nce(a.cuda(), a)
-    with pytest.raises(ValueError, match=r"labels.*device"):
-        gz.info_nce(a.cuda(), a.cuda(), labels=torch.arange(4))
+    with pytest.raises(ValueError, match=r"ids.*device"):
+        gz.info_nce(a.cuda(), a.cuda(), ids=torch.arange(4))
 
 
 def test_a_queue_moves_with_its_model():

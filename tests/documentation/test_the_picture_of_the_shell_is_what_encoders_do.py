@@ -36,13 +36,28 @@ def test_a_gaussian_passes_as_often_as_it_should(shell):
 
 def test_untrained_encoders_give_the_same_numbers(shell):
     for source in FOUND:
-        for name, value in shell.looked_at(source, "untrained").items():
-            assert value == pytest.approx(FOUND[source]["untrained"][name], rel=1e-3, abs=0.04)
+        rows = [shell.measured(source, "untrained", seed) for seed in range(shell.SEEDS)]
+        for name in rows[0]:
+            for part, value in shell.interval([row[name] for row in rows]).items():
+                assert value == pytest.approx(FOUND[source]["untrained"][name][part], rel=1e-3, abs=0.02)
+
+
+def test_the_quantile_is_that_of_scipy(shell):
+    assert pytest.approx(stats.t.ppf(0.975, shell.SEEDS - 1), abs=1e-3) == shell.STUDENT
 
 
 def test_the_page_says_what_was_found():
     page = " ".join((ROOT / "docs" / "contrastive.md").read_text().split())
     for source, by in FOUND.items():
-        told = " ".join(f"{by[o]['variation']:.2f}" for o in ("untrained", "info_nce", "labels"))
-        passed = " ".join(f"{by[o]['passed']:.2f}" for o in ("untrained", "info_nce", "labels"))
-        assert f"| {source} | {' | '.join(told.split())} | {' | '.join(passed.split())} |" in page
+        cells = [f"{by[o][n]['mean']:.2f} ± {by[o][n]['half width']:.2f}" for n in ("variation", "passed") for o in by]
+        assert f"| {source} | {' | '.join(cells)} |" in page
+
+
+def test_the_differences_are_as_the_page_says():
+    """InfoNCE against the untrained encoder of the same seed: both statistics improve except for sparse, 64."""
+    for source, by in FOUND.items():
+        for name, sign in (("variation, change", -1), ("passed, change", 1)):
+            change = by["info_nce"][name]
+            beyond = sign * change["mean"] - change["half width"] > 0
+            assert beyond == (source != "sparse, 64")
+        assert by["labels"]["variation, change"]["mean"] - by["labels"]["variation, change"]["half width"] > 0

@@ -9,6 +9,7 @@ a, b = torch.ones(4, 3), torch.ones(4, 3)
 y = torch.tensor([0, 0, 1, 1])
 zero = torch.zeros(4, dtype=torch.long)
 family = gz.Likelihood(a, b)
+head = gz.contrastive.linear_cross_entropy
 sampled = {"positive": y, "negatives": torch.tensor([2, 3])}
 
 ERRORS = [
@@ -38,17 +39,44 @@ ERRORS = [
         lambda: gz.info_nce(a, b.to("meta")),
     ),
     (
-        TypeError,
-        "info_nce: None",
-        "share",
-        lambda: gz.info_nce(a, b.double()),
+        ValueError,
+        "info_nce: candidates",
+        "positive=",
+        lambda: gz.info_nce(a, b[:3]),
+    ),
+    (ValueError, "clip_loss: b", "rows like a", lambda: gz.clip_loss(a, b[:3])),
+    (ValueError, "n_pair: candidates", "positive=", lambda: gz.contrastive.n_pair(a, b[:3])),
+    (ValueError, "n_pair: None", "dimension", lambda: gz.contrastive.n_pair(a, b[:, :2], normalize=True)),
+    (ValueError, "proxy_loss: None", "proxies", lambda: gz.contrastive.proxy_loss(a, b[:, :2], y)),
+    (ValueError, "proxy_loss: labels", "proxies", lambda: gz.contrastive.proxy_loss(a, b[:1], y)),
+    (ValueError, "skip_gram: None", "contexts", lambda: gz.contrastive.skip_gram(a, b[:, :2], positive=y)),
+    (ValueError, "info_nce: candidates", "least", lambda: gz.info_nce(a, b[:0], positive=y)),
+    (
+        ValueError,
+        "Likelihood: positive",
+        "exclude_self",
+        lambda: gz.Likelihood(a, b, exclude_self=True),
     ),
     (
         ValueError,
-        "info_nce: candidates",
-        "anchor",
-        lambda: gz.info_nce(a, b[:3]),
+        "Likelihood.sample: candidates",
+        "negative",
+        lambda: gz.Likelihood(a, b, ids=zero).sample((2,)),
     ),
+    (ValueError, "info_nce: bias", "shape (4, 4)", lambda: gz.info_nce(a, b, bias=torch.zeros(4))),
+    (
+        ValueError,
+        "triplet_loss: similarity",
+        "squared_distance",
+        lambda: gz.contrastive.triplet_loss(a, b, b, similarity="cosine"),
+    ),
+    (
+        ValueError,
+        "Contrastive: temperature",
+        "minimum",
+        lambda: gz.contrastive.Contrastive("clip_loss", 0.005, True, minimum=0.01),
+    ),
+    (ValueError, "SigLIP: scale", "positive", lambda: gz.contrastive.SigLIP(scale=0.0)),
     (ValueError, "nt_xent: b", "rows", lambda: gz.nt_xent(a, b[:3])),
     (
         ValueError,
@@ -102,15 +130,15 @@ ERRORS = [
     (ValueError, "nca: labels", "shape (4,)", lambda: gz.contrastive.nca(a, y.view(2, 2))),
     (
         ValueError,
-        "info_nce: labels",
+        "info_nce: ids",
         "shape (4,)",
-        lambda: gz.info_nce(a, b, labels=(y, y[:3])),
+        lambda: gz.info_nce(a, b, ids=(y, y[:3])),
     ),
     (
         ValueError,
-        "info_nce: labels",
+        "info_nce: ids",
         "vectors",
-        lambda: gz.info_nce(a, b, labels=y.to("meta")),
+        lambda: gz.info_nce(a, b, ids=y.to("meta")),
     ),
     (
         ValueError,
@@ -242,12 +270,65 @@ ERRORS = [
         "process group",
         lambda: gz.contrastive.gather_candidates(a),
     ),
+    (RuntimeError, "info_nce: group", "process group", lambda: gz.info_nce(a, b, group=object())),
+    (
+        ValueError,
+        "info_nce: mask",
+        "group=",
+        lambda: gz.info_nce(a, b, mask=torch.ones(4, 4).bool(), group=object()),
+    ),
+    (RuntimeError, "nt_xent: group", "process group", lambda: gz.nt_xent(a, b, group=object())),
+    (RuntimeError, "supervised_contrastive: group", "process", lambda: gz.supervised_contrastive(a, y, group=object())),
+    # several positives, hard negatives, targets
+    (
+        ValueError,
+        "supervised_contrastive: candidate_labels",
+        "together",
+        lambda: gz.supervised_contrastive(a, y, candidates=b),
+    ),
+    (ValueError, "info_nce: hard_negatives", "[4, k, 3]", lambda: gz.info_nce(a, b, hard_negatives=b)),
+    (
+        ValueError,
+        "soft_info_nce: targets",
+        "shape (4, 4)",
+        lambda: gz.contrastive.soft_info_nce(a, b, torch.ones(4)),
+    ),
+    # steps of training
+    (ValueError, "recall_at: k", "least 1", lambda: gz.contrastive.recall_at(a, b, k=0)),
+    (
+        ValueError,
+        "cached_backward: parts",
+        "encoders",
+        lambda: gz.contrastive.cached_backward(gz.info_nce, [torch.nn.Identity()], []),
+    ),
+    (
+        ValueError,
+        "matryoshka_loss: dims",
+        "1 to 3",
+        lambda: gz.contrastive.matryoshka_loss(gz.info_nce, a, b, dims=(4,)),
+    ),
+    (
+        ValueError,
+        "matryoshka_loss: weights",
+        "one number",
+        lambda: gz.contrastive.matryoshka_loss(gz.info_nce, a, b, dims=(3,), weights=()),
+    ),
+    # the language-model head
+    (ValueError, "linear_cross_entropy: hidden", "[*b, d]", lambda: head(torch.tensor(1.0), b, y)),
+    (ValueError, "linear_cross_entropy: None", "dimension", lambda: head(a, b[:, :2], y)),
+    (ValueError, "linear_cross_entropy: labels", "shape (4,)", lambda: head(a, b, y[:2])),
+    (ValueError, "linear_cross_entropy: labels", "words", lambda: head(a, b, y + 3)),
+    (ValueError, "linear_cross_entropy: bias", "shape (4,)", lambda: head(a, b, y, bias=torch.zeros(3))),
+    (ValueError, "linear_cross_entropy: softcap", "positive", lambda: head(a, b, y, softcap=0.0)),
+    (ValueError, "linear_cross_entropy: z_loss", "positive", lambda: head(a, b, y, z_loss=-1.0)),
+    (ValueError, "linear_cross_entropy: label_smoothing", "most 1", lambda: head(a, b, y, label_smoothing=1.5)),
+    (RuntimeError, "linear_cross_entropy: group", "divided", lambda: head(a, b, y, first_word=0)),
     # nothing to compare
     (
         ValueError,
         "info_nce: candidates",
         "negative",
-        lambda: gz.info_nce(a, b, labels=zero, decoupled=True),
+        lambda: gz.info_nce(a, b, ids=zero, decoupled=True),
     ),
     (
         ValueError,
@@ -277,7 +358,7 @@ def test_it_is_refused_in_one_sentence(refusal):
 
 def test_an_unknown_loss_is_refused_with_the_names_of_all():
     names = (
-        "info_nce, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, ranking_nce, siglip, proxy_loss, "
-        "triplet_loss"
+        "info_nce, n_pair, clip_loss, nt_xent, supervised_contrastive, nca, skip_gram, nce, ranking_nce, siglip, "
+        "proxy_loss, triplet_loss"
     )
     refused((ValueError, "Contrastive: loss", names, lambda: gz.contrastive.Contrastive("hinge")))

@@ -40,7 +40,7 @@ def test_labels_hide_candidates_of_the_same_label():
     hidden = own.unsqueeze(-1) == queue.labels
     logits = torch.cat([(a * key).sum(-1, keepdim=True), (a @ queue.candidates.mT).masked_fill(hidden, -torch.inf)], -1)
     expected = torch.nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long))
-    close(gz.info_nce(a, queue.candidates, positive=key, labels=(own, queue.labels)), expected, 100.0)
+    close(gz.info_nce(a, queue.candidates, positive=key, ids=(own, queue.labels)), expected, 100.0)
 
 
 def test_the_backward_pass_is_not_changed_by_what_comes_next():
@@ -63,3 +63,22 @@ def test_it_is_saved_and_restored():
         q.put(torch.ones(1, 3))
     assert len(other) == 4
     assert torch.equal(queue.candidates, other.candidates)
+
+
+def test_an_empty_queue_has_no_negatives():
+    """The loss comes before `put`: in the first step there is only the positive."""
+    queue = gz.contrastive.Queue(8, 3)
+    a, key = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    for normalize in (True, False):
+        loss = gz.info_nce(a, queue.candidates, positive=key, temperature=0.07, normalize=normalize)
+        assert float(loss.detach()) == 0
+        assert bool((torch.autograd.grad(loss, a)[0] == 0).all())
+
+
+def test_a_positive_in_the_queue_would_be_its_own_negative():
+    """The order of the documentation has no floor of log 2."""
+    queue, a = gz.contrastive.Queue(64, 16), torch.nn.functional.normalize(torch.randn(8, 16), dim=-1)
+    queue.put(torch.nn.functional.normalize(torch.randn(8, 16), dim=-1))
+    assert float(gz.info_nce(a, queue.candidates, positive=a, temperature=0.01)) < 1e-6
+    queue.put(a)
+    assert float(gz.info_nce(a, queue.candidates, positive=a, temperature=0.01)) > 0.69

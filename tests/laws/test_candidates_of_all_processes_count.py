@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradlogz as gz
-from support.distributed_ranks import SIZES, batch, contrastive_rank, encoder
+from support.distributed_ranks import GROUPED, LABELS, SIZES, batch, contrastive_rank, encoder, grouped
 from support.scales import close
 
 
@@ -55,3 +55,19 @@ def test_gathering_can_be_differentiated_twice(found):
     (slope,) = torch.autograd.grad(sum(parts), b, create_graph=True)
     (expected,) = torch.autograd.grad(slope.square().sum(), b)
     close(torch.cat([f["twice"] for f in found]), expected, 1000.0)
+
+
+def test_a_queue_holds_the_vectors_of_all_processes(found):
+    """Also after DistributedDataParallel has copied the buffers of the first process."""
+    expected = [0, 1, 1, 10, 11, 11]
+    for f in found:
+        assert f["queue"] == (expected, expected)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_losses_with_a_group_are_those_of_the_whole_batch(found, name):
+    """Batches of five and three pairs: averages over processes are the mean over all pairs."""
+    value, gradient = grouped(*batch(), LABELS, None)[name]
+    for f in found:
+        close(f["grouped"][name][0], value, 100.0)
+        close(f["grouped"][name][1], gradient, 1000.0)

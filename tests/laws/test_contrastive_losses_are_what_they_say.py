@@ -1,5 +1,6 @@
 """Every contrastive loss is its definition, at temperatures from 1e-3 to 1e3: values and gradients.   [theory 6.6]"""
 
+import contextlib
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import gradlogz as gz
 from support import contrastive_definitions as contrasts
+from support.contrastive_blocks import by_blocks
 from support.contrastive_definitions import TEMPERATURES
 from support.measure_registry import Source, seeds
 from support.scales import close
@@ -58,8 +60,14 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@given(seed=seeds, T=temperatures, d=st.integers(1, 5))
-def test_values_and_gradients_are_those_of_the_definition(name, seed, T, d):
+@given(seed=seeds, T=temperatures, d=st.integers(1, 5), divided=st.booleans())
+def test_values_and_gradients_are_those_of_the_definition(name, seed, T, d, divided):
+    """From one matrix of logits, and by blocks of two rows as for large batches."""
+    with by_blocks() if divided else contextlib.nullcontext():
+        check_definition(name, seed, T, d)
+
+
+def check_definition(name, seed, T, d):
     s = Source(seed)
     ours, definition = LOSSES[name]
     a, b = s.normal(7, d).requires_grad_(), s.normal(7, d).requires_grad_()
@@ -124,7 +132,7 @@ def test_a_positive_of_its_own_is_one_more_candidate(seed, T):
 
 
 @given(seed=seeds, T=temperatures)
-def test_labels_and_masks_hide_false_negatives_and_never_the_positive(seed, T):
+def test_ids_and_masks_hide_false_negatives_and_never_the_positive(seed, T):
     s = Source(seed)
     a, x = s.normal(7, 3), s.normal(7, 3)
     logits = a @ x.mT / T
@@ -132,23 +140,62 @@ def test_labels_and_masks_hide_false_negatives_and_never_the_positive(seed, T):
     eye = torch.eye(7, dtype=torch.bool)
     different = LABELS.unsqueeze(-1) != LABELS
     expected = torch.nn.functional.cross_entropy(logits.masked_fill(~(different | eye), -torch.inf), targets)
-    close(gz.info_nce(a, x, temperature=T, labels=LABELS), expected, scale)
+    close(gz.info_nce(a, x, temperature=T, ids=LABELS), expected, scale)
     close(gz.info_nce(a, x, temperature=T, mask=different), expected, scale)
-    close(
-        gz.info_nce(a, x, temperature=T, labels=(LABELS, LABELS), mask=eye), torch.zeros((), dtype=torch.float64), scale
-    )
+    close(gz.info_nce(a, x, temperature=T, ids=(LABELS, LABELS), mask=eye), torch.zeros((), dtype=torch.float64), scale)
     mask = s.normal(7, 7) > 0
     hidden = logits.masked_fill(~((mask & different) | eye), -torch.inf)
     close(
-        gz.info_nce(a, x, temperature=T, labels=LABELS, mask=mask),
+        gz.info_nce(a, x, temperature=T, ids=LABELS, mask=mask),
         torch.nn.functional.cross_entropy(hidden, targets),
         scale,
     )
     decoupled = logits.masked_fill(~different, -torch.inf).logsumexp(-1) - logits.diagonal()
-    close(gz.info_nce(a, x, temperature=T, labels=LABELS, decoupled=True), decoupled.mean(), scale)
+    close(gz.info_nce(a, x, temperature=T, ids=LABELS, decoupled=True), decoupled.mean(), scale)
 
 
-def test_pairs_of_one_label_hide_each_other_in_nt_xent():
+@given(seed=seeds, T=temperatures, divided=st.booleans())
+def test_margins_and_biases_of_pairs(seed, T, divided):
+    """The positive counts less by the margin, and each logit has its bias; with gradients, also of a temperature."""
+    s = Source(seed)
+    a, x, bias = (t.requires_grad_() for t in (s.normal(7, 3), s.normal(7, 3), s.normal(7, 7)))
+    t = torch.tensor(T, dtype=torch.float64, requires_grad=True)
+    logits = (a @ x.mT - 0.3 * torch.eye(7, dtype=torch.float64)) / t + bias
+    scale = 1 + float(logits.detach().abs().max())
+    for temperature in (T, t):
+        with by_blocks() if divided else contextlib.nullcontext():
+            found = gz.info_nce(a, x, temperature=temperature, margin=0.3, bias=bias)
+        expected = torch.nn.functional.cross_entropy(logits, torch.arange(7))
+        close(found, expected, scale)
+        tensors = (a, x, bias) if temperature is T else (a, x, bias, t)
+        for actual, wanted in zip(
+            torch.autograd.grad(found, tensors), torch.autograd.grad(expected, tensors, retain_graph=True), strict=True
+        ):
+            close(actual, wanted, scale * (1 + 20 / T**2))
+    decoupled = logits.masked_fill(torch.eye(7).bool(), -torch.inf).logsumexp(-1) - logits.diagonal()
+    with by_blocks() if divided else contextlib.nullcontext():
+        close(gz.info_nce(a, x, temperature=t, margin=0.3, bias=bias, decoupled=True), decoupled.mean(), scale)
+
+
+def test_cosface_is_a_proxy_loss_with_a_margin():
+    s = Source(3)
+    a, p, y = s.normal(5, 4), s.normal(3, 4), torch.tensor([0, 2, 1, 1, 0])
+    cosines = torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(p, dim=-1).mT
+    logits = 64 * (cosines - 0.35 * torch.nn.functional.one_hot(y, 3).double())
+    found = gz.contrastive.proxy_loss(a, p, y, temperature=1 / 64, margin=0.35, normalize=True)
+    close(found, torch.nn.functional.cross_entropy(logits, y), 100.0)
+
+
+def test_ids_hide_false_negatives_in_siglip():
+    s = Source(4)
+    a, x = s.normal(7, 3), s.normal(7, 3)
+    logits, eye = a @ x.mT - 1.0, torch.eye(7, dtype=torch.bool)
+    counted = (LABELS.unsqueeze(-1) != LABELS) | eye
+    each = -torch.nn.functional.logsigmoid(torch.where(eye, logits, -logits)) * counted
+    close(gz.siglip(a, x, offset=-1.0, ids=LABELS), each.sum(-1).mean(), 10.0)
+
+
+def test_pairs_of_one_id_hide_each_other_in_nt_xent():
     s = Source(0)
     a, b, y = s.normal(4, 3), s.normal(4, 3), torch.tensor([0, 1, 0, 2])
     z, labels = torch.cat([a, b]), torch.cat([y, y])
@@ -156,7 +203,65 @@ def test_pairs_of_one_label_hide_each_other_in_nt_xent():
     seen = labels.unsqueeze(-1) != labels
     seen[torch.arange(8), positive] = True
     expected = torch.nn.functional.cross_entropy((z @ z.mT).masked_fill(~seen, -torch.inf), positive)
-    close(gz.nt_xent(a, b, labels=y), expected, 10.0)
+    close(gz.nt_xent(a, b, ids=y), expected, 10.0)
+
+
+@given(seed=seeds, T=temperatures, decoupled=st.booleans())
+def test_hard_negatives_are_candidates_of_one_anchor(seed, T, decoupled):
+    s = Source(seed)
+    a, x, hard, w = s.normal(5, 3), s.normal(5, 3), s.normal(5, 2, 3), s.normal(5)
+    logits = torch.cat([a @ x.mT + T * w, (hard @ a.unsqueeze(-1)).squeeze(-1)], -1) / T
+    rest = logits.masked_fill(torch.eye(5, 7).bool(), -torch.inf).logsumexp(-1) - logits.diagonal()
+    expected = rest if decoupled else torch.nn.functional.cross_entropy(logits, torch.arange(5), reduction="none")
+    options = {"temperature": T, "log_weights": w, "hard_negatives": hard, "decoupled": decoupled}
+    close(gz.info_nce(a, x, **options, reduction="none"), expected, 1 + float(logits.abs().max()))
+    close(gz.info_nce(a, x, **options), expected.mean(), 1 + float(logits.abs().max()))
+
+
+@given(seed=seeds, T=temperatures, divided=st.booleans())
+def test_soft_targets(seed, T, divided):
+    s = Source(seed)
+    a, x, w, targets = s.normal(5, 3), s.normal(7, 3), s.normal(7), s.normal(5, 7).softmax(-1)
+    a.requires_grad_()
+    targets[0] = torch.nn.functional.one_hot(torch.tensor(3), 7)
+    logits = a @ x.mT / T + w
+    expected = torch.nn.functional.cross_entropy(logits, targets)
+    scale = 1 + float(logits.detach().abs().max())
+    with by_blocks() if divided else contextlib.nullcontext():
+        found = gz.contrastive.soft_info_nce(a, x, targets, temperature=T, log_weights=w)
+        each = gz.contrastive.soft_info_nce(a, x, targets, temperature=T, log_weights=w, reduction="none")
+    close(found, expected, scale)
+    close(each.mean(), expected, scale)
+    close(torch.autograd.grad(found, a)[0], torch.autograd.grad(expected, a)[0], scale * (1 + 10 / T))
+
+
+@pytest.mark.parametrize("kind", ["out", "inside", "pair"])
+@given(seed=seeds, T=temperatures, divided=st.booleans())
+def test_supervised_candidates_may_be_other_vectors(kind, seed, T, divided):
+    """A queue, or the other tower: several positives, and anchors without one."""
+    s = Source(seed)
+    a, x = s.normal(4, 3), s.normal(7, 3)
+    y = torch.tensor([0, 1, 5, 2])
+    logits = a @ x.mT / T
+    losses = []
+    for i in (0, 1, 3):  # label 5 has no positive
+        positive = y[i] == LABELS
+        G, others = logits[i].logsumexp(0), logits[i][~positive]
+        if kind == "inside":
+            losses.append(G - logits[i][positive].logsumexp(0) + math.log(int(positive.sum())))
+        elif kind == "out":
+            losses.append((G - logits[i][positive]).mean())
+        else:
+            each = [torch.cat([p.view(1), others]).logsumexp(0) - p for p in logits[i][positive]]
+            losses.append(torch.stack(each).mean())
+    options = {"inside": {"mean_inside_log": True}, "pair": {"denominator": "pair"}, "out": {}}[kind]
+    with by_blocks() if divided else contextlib.nullcontext():
+        found = gz.supervised_contrastive(
+            a, y, candidates=x, candidate_labels=LABELS, temperature=T, reduction="none", **options
+        )
+    scale = 1 + float(logits.abs().max())
+    close(found[[0, 1, 3]], torch.stack(losses), scale)
+    assert float(found[2]) == 0
 
 
 # Sampled losses ------------------------------------------------------------------------------------------------------
@@ -234,10 +339,10 @@ def test_triplets_are_the_limit_of_two_candidates(seed):
     s = Source(seed)
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     behind = 0.2 + (a * y).sum(-1) - (a * x).sum(-1)
-    hard = gz.contrastive.triplet_loss(a, x, y, margin=0.2, reduction="none")
+    hard = gz.contrastive.triplet_loss(a, x, y, margin=0.2, similarity="dot", reduction="none")
     close(hard, behind.clamp(min=0), 10.0)
     for T in (1.0, 0.1, 1e-3):
-        soft = gz.contrastive.triplet_loss(a, x, y, margin=0.2, temperature=T, reduction="none")
+        soft = gz.contrastive.triplet_loss(a, x, y, margin=0.2, similarity="dot", temperature=T, reduction="none")
         # The positive and one negative, whose log weight is the margin.
         weights = torch.tensor([0.0, 0.2 / T], dtype=torch.float64)
         for i in range(6):
@@ -256,7 +361,19 @@ def test_triplets_on_the_sphere_are_half_of_those_of_squared_distances(seed):
     a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
     u, v, w = (t / t.norm(dim=-1, keepdim=True) for t in (a, x, y))
     expected = ((u - v).square().sum(-1) - (u - w).square().sum(-1) + 0.4).clamp(min=0).mean()
-    close(2 * gz.contrastive.triplet_loss(a, x, y, margin=0.2, normalize=True), expected)
+    dots = gz.contrastive.triplet_loss(a, x, y, margin=0.2, similarity="dot", normalize=True)
+    close(2 * dots, expected)
+    close(gz.contrastive.triplet_loss(a, x, y, margin=0.4, normalize=True), expected)
+
+
+@given(seed=seeds)
+def test_triplets_of_distances_are_those_of_facenet_and_of_torch(seed):
+    s = Source(seed)
+    a, x, y = s.normal(6, 3), s.normal(6, 3), s.normal(6, 3)
+    behind = (a - x).square().sum(-1) - (a - y).square().sum(-1) + 0.3
+    close(gz.contrastive.triplet_loss(a, x, y, margin=0.3), behind.clamp(min=0).mean(), 100.0)
+    distances = gz.contrastive.triplet_loss(a, x, y, margin=0.3, similarity="distance")
+    close(distances, torch.nn.functional.triplet_margin_loss(a, x, y, margin=0.3, eps=0.0), 10.0)
 
 
 @given(seed=seeds, T=temperatures)
@@ -344,7 +461,7 @@ def test_one_pair_alone_and_nothing_but_the_positive_have_loss_zero_and_no_gradi
         close(loss, torch.zeros((), dtype=torch.float64), 10.0)
         close(torch.autograd.grad(loss, a)[0], torch.zeros(1, 3, dtype=torch.float64), 10.0)
     x, y = s.normal(4, 3).requires_grad_(), s.normal(4, 3)
-    hidden = gz.info_nce(x, y, temperature=1e-3, labels=torch.zeros(4, dtype=torch.long))
+    hidden = gz.info_nce(x, y, temperature=1e-3, ids=torch.zeros(4, dtype=torch.long))
     close(hidden, torch.zeros((), dtype=torch.float64), 1e4)
     close(torch.autograd.grad(hidden, x)[0], torch.zeros(4, 3, dtype=torch.float64), 1e4)
 
@@ -402,9 +519,11 @@ def test_the_module_learns_its_temperature():
     again = gz.contrastive.Contrastive("info_nce", learn_temperature=True)
     again.load_state_dict(module.state_dict())
     assert again.temperature.item() == pytest.approx(0.5)
-    assert gz.contrastive.Contrastive("clip_loss", temperature=1e-3, minimum=0.01).temperature.item() == pytest.approx(
-        0.01
+    assert repr(module) == "Contrastive(info_nce, temperature=0.5, learn_temperature=True)"
+    options = gz.contrastive.Contrastive("n_pair", temperature=0.25, minimum=0.01, normalize=True)
+    assert (
+        repr(options) == "Contrastive(n_pair, temperature=0.25, learn_temperature=False, minimum=0.01, normalize=True)"
     )
-    assert repr(module) == "Contrastive(info_nce, learn_temperature=True)"
+    close(options(a, b, normalize=False), contrasts.info_nce(a, b, 0.25), 20.0)  # a call overrides an option
     own = gz.contrastive.Contrastive(lambda a, b, temperature: (a - b).sum() * temperature, temperature=2.0)
     close(own(a, b), 2 * (a - b).sum(), 100.0)

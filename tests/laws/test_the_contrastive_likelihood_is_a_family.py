@@ -26,7 +26,7 @@ KINDS = {
         lambda s: {"exclude_self": True, "positive": torch.arange(6).roll(1), "log_weights": s.normal(6)},
         ~torch.eye(6).bool(),
     ),
-    "labels": (lambda s: {"labels": LABELS}, (LABELS.unsqueeze(-1) != LABELS) | torch.eye(6).bool()),
+    "ids": (lambda s: {"ids": LABELS}, (LABELS.unsqueeze(-1) != LABELS) | torch.eye(6).bool()),
     "mask": (lambda s: {"mask": MASK, "log_weights": s.normal(6)}, MASK | torch.eye(6).bool()),
     "outside": (lambda s: {"positive": s.normal(6, 3), "log_weights": s.normal(6)}, torch.ones(6, 6).bool()),
 }
@@ -91,7 +91,7 @@ def test_gradient_and_fisher_information_are_derivatives_of_the_loss(kind, seed)
 def test_mass_of_a_label(seed):
     s = Source(seed)
     x, w = s.normal(6, 3), s.normal(6)
-    family = gz.Likelihood(x, x, exclude_self=True, log_weights=w, temperature=0.3)
+    family = gz.Likelihood(x, x, exclude_self=True, positive=torch.arange(6).roll(1), log_weights=w, temperature=0.3)
     logits = (x @ x.mT / 0.3 + w).fill_diagonal_(-torch.inf)
     own = logits.masked_fill(LABELS.unsqueeze(-1) != LABELS, -torch.inf)
     expected = own.logsumexp(-1) - logits.logsumexp(-1)
@@ -104,7 +104,7 @@ def test_the_measure_is_that_of_the_candidates():
     close(family.measure.log_normalizer(family.eta), family.log_normalizer(), 10.0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "others", "labels", "mask", "outside"])
+@pytest.mark.parametrize("kind", ["plain", "others", "ids", "mask", "outside"])
 def test_negatives_are_drawn_with_the_probabilities_of_the_family(kind):
     s = Source(1)
     options, seen = KINDS[kind][0](s), KINDS[kind][1].clone()

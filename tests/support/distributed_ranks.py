@@ -19,6 +19,61 @@ def encoder():
     return nn.Linear(4, 3, bias=False, dtype=torch.float64)
 
 
+class WithQueue(nn.Module):
+    """An encoder that puts its outputs into a queue, as a module that DistributedDataParallel wraps."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.queue = nn.Linear(1, 1), gz.contrastive.Queue(6, 1)
+
+    def forward(self, key, labels):
+        self.queue.put(key, labels)
+        return self.encoder(key)
+
+
+def queue_after_two_steps(rank):
+    """Vectors and labels of the queue after steps with one (rank 0) or two (rank 1) vectors; buffers are broadcast."""
+    model = nn.parallel.DistributedDataParallel(WithQueue())
+    for step in range(2):
+        key = torch.full((rank + 1, 1), 10.0 * step + rank)
+        model(key, torch.full((rank + 1,), 10 * step + rank)).sum().backward()
+    model(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long))  # a forward pass broadcasts the buffers first
+    queue = model.module.queue
+    return queue.candidates.flatten().tolist(), queue.labels.tolist()
+
+
+LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 1, 3])  # of the pairs of all processes
+# Losses with `group`, of two views, the labels of their pairs, and a group or None.
+GROUPED = {
+    "info_nce": lambda a, b, _, g: gz.info_nce(a, b, temperature=0.3, group=g),
+    "index": lambda a, b, _, g: gz.info_nce(a, b, positive=torch.arange(len(a)), temperature=0.3, group=g),
+    "ids": lambda a, b, y, g: gz.info_nce(a, b, ids=y, log_weights=b[:, 0], temperature=0.3, group=g),
+    "clip_loss": lambda a, b, y, g: gz.clip_loss(a, b, ids=y, temperature=0.3, group=g),
+    "nt_xent": lambda a, b, _, g: gz.nt_xent(a, b, temperature=0.3, normalize=True, group=g),
+    "nt_xent, ids": lambda a, b, y, g: gz.nt_xent(a, b, ids=y, temperature=0.3, group=g),
+    "supervised": lambda a, b, y, g: gz.supervised_contrastive(a + b, y, temperature=0.3, group=g),
+    "candidates": lambda a, b, y, g: gz.supervised_contrastive(
+        a, y, candidates=b, candidate_labels=y, temperature=0.3, group=g
+    ),
+    "siglip": lambda a, b, y, g: gz.siglip(a, b, ids=y, temperature=0.3, offset=-1.0, group=g),
+}
+
+
+def grouped(x, y, labels, group):
+    """Return the value and the gradient of each loss, averaged over processes as DistributedDataParallel does."""
+    results = {}
+    for name, loss in GROUPED.items():
+        model = encoder()
+        value = loss(model(x), model(y), labels, group)
+        (gradient,) = torch.autograd.grad(value, model.weight)
+        results[name] = [value.detach(), gradient]
+        if group is not None:
+            for tensor in results[name]:
+                distributed.all_reduce(tensor)
+                tensor /= 2
+    return results
+
+
 def contrastive_rank(rank, port, folder):
     """Save losses and gradients by `gather_candidates` and `ring_info_nce` on this process's part of the batch."""
     torch.set_num_threads(1)
@@ -49,6 +104,34 @@ def contrastive_rank(rank, port, folder):
     )
     (slope,) = torch.autograd.grad(second, b, create_graph=True)
     results["twice"] = torch.autograd.grad(slope.square().sum(), b)[0]
+    results["queue"] = queue_after_two_steps(rank)
+    results["grouped"] = grouped(x, y, LABELS[here], distributed.group.WORLD)
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.barrier()  # a process that leaves early takes the threads of the other down
+    distributed.destroy_process_group()
+
+
+def head_operands():
+    """Hidden states, weights, bias, labels and options of a language-model head of seven words."""
+    g = torch.Generator().manual_seed(4)
+    hidden, weight, bias = (torch.randn(*n, generator=g, dtype=torch.float64) for n in ((5, 3), (7, 3), (7,)))
+    labels = torch.tensor([6, 0, -100, 3, 4])
+    options = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.2}
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), labels, options
+
+
+def head_rank(rank, port, folder):
+    """Save the results of a head whose first four words are on the first process."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    hidden, weight, bias, labels, options = head_operands()
+    words = slice(0, 4) if rank == 0 else slice(4, None)
+    weight, bias = (t.detach()[words].requires_grad_() for t in (weight, bias))
+    result = gz.contrastive.linear_cross_entropy(
+        hidden, weight, labels, bias=bias, group=distributed.group.WORLD, **options
+    )
+    gradients = torch.autograd.grad(result.loss + result.entropy.square().sum(), (hidden, weight, bias))
+    saved = {"result": [t.detach() for t in result], "gradients": gradients}
+    torch.save(saved, f"{folder}/{rank}.pt")
+    distributed.barrier()
     distributed.destroy_process_group()

@@ -7,6 +7,7 @@ from .losses import (
     clip_loss as clip_loss,
     nt_xent as nt_xent,
     supervised_contrastive as supervised_contrastive,
+    soft_info_nce as soft_info_nce,
     nca as nca,
     skip_gram as skip_gram,
     nce as nce,
@@ -16,8 +17,8 @@ from .losses import (
     triplet_loss as triplet_loss,
     alignment_loss as alignment_loss,
     uniformity_loss as uniformity_loss,
-    Contrastive as Contrastive,
 )
+from .modules import Contrastive as Contrastive, SigLIP as SigLIP
 from .queue import Queue as Queue
 from .scaling import (
     double_centring as double_centring,
@@ -25,3 +26,6 @@ from .scaling import (
     ClassicalScaling as ClassicalScaling,
 )
 from .distributed import gather_candidates as gather_candidates, Gathered as Gathered, ring_info_nce as ring_info_nce
+from .language_head import linear_cross_entropy as linear_cross_entropy, LinearCrossEntropy as LinearCrossEntropy
+from .retrieval import retrieval_ranks as retrieval_ranks, recall_at as recall_at
+from .large_batches import cached_backward as cached_backward, matryoshka_loss as matryoshka_loss

@@ -23,8 +23,9 @@ from .._process_ring import Exchange, ranks_of_blocks
 from .._typing import Float, Int, Tensor
 from ..kernels.attention import dispatch
 from ..kernels.attention.scoring import Scoring, Sight
-from ..kernels.losses.pairwise_log_sum_exp import received
-from .validation import check_rows, check_temperature, check_vectors, reduced, unit, wide
+from ..kernels.losses.pairwise_log_sum_exp import log_add, received
+from ..kernels.losses.softmax_losses import softplus
+from .validation import check_rows, check_temperature, check_vectors, promoted, reduced, unit
 
 SCORING = Scoring(1.0)
 
@@ -42,11 +43,23 @@ def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.P
     Batches may have different sizes. Every process must make the same number of forward and backward calls.
     """
     check_vectors("gather_candidates", candidates=candidates)
-    _check_started("gather_candidates")
+    check_started("gather_candidates")
     sizes = _sizes(candidates, group)
     rank = distributed.get_rank(group)
     index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
     return Gathered(_Gather.apply(candidates, sizes, group), index)
+
+
+def mean_over_processes(
+    total: Float[Tensor, ""], rows: int, device: torch.device, group: "distributed.ProcessGroup | None"
+) -> Float[Tensor, ""]:
+    """Sum of the losses of this process, scaled so that the average over processes is the mean over all anchors.
+
+    With equal batches it is the mean over the anchors of this process. DistributedDataParallel averages gradients over
+    processes, so that batches of different sizes are right too.
+    """
+    sizes = _sizes(torch.empty(rows, 0, device=device), group)
+    return total * (len(sizes) / sum(sizes))
 
 
 def ring_info_nce(
@@ -69,14 +82,15 @@ def ring_info_nce(
     check_vectors(call, anchor=anchor, candidates=candidates)
     check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
     check_temperature(call, temperature, anchor)
-    _check_started(call)
-    a, x = (unit(wide(t)) if normalize else wide(t) for t in (anchor, candidates))
+    check_started(call)
+    a, x = (unit(t) if normalize else t for t in promoted(anchor, candidates))
     eta = a / temperature
-    G = _Ring.apply(eta, x, _sizes(x, group), group)
-    return reduced(call, G - (eta * x).sum(-1), reduction)
+    N = _Ring.apply(eta, x, _sizes(x, group), group)
+    return reduced(call, softplus(N - (eta * x).sum(-1)), reduction)
 
 
-def _check_started(call: str) -> None:
+def check_started(call: str) -> None:
+    """Check that torch.distributed has a process group."""
     if not (distributed.is_available() and distributed.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first, or use info_nce for one process."
         raise InputRuntimeError(call, "group", "torch.distributed has no process group", remedy)
@@ -92,9 +106,27 @@ def _sizes(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
     """The tensor padded with zeros to `rows` rows, since processes exchange blocks of one size."""
-    padded = tensor.new_zeros(rows, tensor.shape[1])
+    padded = tensor.new_zeros(rows, *tensor.shape[1:])
     padded[: tensor.shape[0]] = tensor
     return padded
+
+
+def _rows_of_all(tensor: Tensor, sizes: list[int], group: Any) -> Tensor:
+    blocks = [tensor.new_empty(max(sizes), *tensor.shape[1:]) for _ in sizes]
+    distributed.all_gather(blocks, _padded(tensor, max(sizes)), group=group)
+    return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
+
+
+def is_distributed(group: "distributed.ProcessGroup | None" = None) -> bool:
+    """True if there are several processes."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size(group) > 1
+
+
+def gather_rows(tensor: Tensor, group: "distributed.ProcessGroup | None" = None) -> Tensor:
+    """Rows of all processes in the order of their ranks, without gradients: labels, or vectors for a queue."""
+    return _rows_of_all(tensor.detach(), _sizes(tensor, group), group)
 
 
 class _Gather(torch.autograd.Function):
@@ -103,9 +135,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
         ctx.sizes, ctx.group = sizes, group
-        blocks = [candidates.new_empty(max(sizes), candidates.shape[1]) for _ in sizes]
-        distributed.all_gather(blocks, _padded(candidates, max(sizes)), group=group)
-        return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
+        return _rows_of_all(candidates, sizes, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -128,8 +158,15 @@ class _Scatter(torch.autograd.Function):
         return _Gather.apply(gradient, ctx.sizes, ctx.group), None, None
 
 
+def _negatives(here: int, size: int, group: Any, device: torch.device) -> Sight:
+    """All candidates of another process; of this process all but the positive of each anchor."""
+    if here != distributed.get_rank(group):
+        return Sight()
+    return Sight(mask=~torch.eye(size, dtype=torch.bool, device=device)[None, None])
+
+
 class _Ring(torch.autograd.Function):
-    """Log normaliser of every anchor over all candidates, block by block."""
+    """Log-sum-exp over the negatives of every anchor on all processes, block by block."""
 
     @staticmethod
     def forward(ctx: Any, eta: Tensor, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
@@ -137,9 +174,11 @@ class _Ring(torch.autograd.Function):
         G, E = q.new_full(q.shape[:-1], -torch.inf), torch.zeros_like(q)
         for here in ranks_of_blocks(group):
             k = block[None, None, : sizes[here]]
-            result = dispatch.forward(q, k, k, Sight(), SCORING, None, statistics=False)
-            total = torch.logaddexp(G, result.log_normalizer)
-            old, new = (G - total).exp().unsqueeze(-1), (result.log_normalizer - total).exp().unsqueeze(-1)
+            sight = _negatives(here, sizes[here], group, q.device)
+            result = dispatch.forward(q, k, k, sight, SCORING, None, statistics=False)
+            total = log_add(G, result.log_normalizer)
+            top = total.masked_fill(total == -torch.inf, 0.0)
+            old, new = (G - top).exp().unsqueeze(-1), (result.log_normalizer - top).exp().unsqueeze(-1)
             G, E = total, old * E + new * result.output
             (block,) = Exchange([block], group).received()
         ctx.sizes, ctx.group = sizes, group
@@ -155,6 +194,7 @@ class _Ring(torch.autograd.Function):
         collected = torch.zeros_like(block)
         for here in ranks_of_blocks(ctx.group):
             k = block[None, None, : sizes[here]]
-            collected[: sizes[here]] += received(k, q, q, g, G, None, SCORING)[0, 0]
+            mask = _negatives(here, sizes[here], ctx.group, q.device).mask  # symmetric
+            collected[: sizes[here]] += received(k, q, q, g, G, None, SCORING, mask)[0, 0]
             block, collected = Exchange([block, collected], ctx.group).received()
         return gradient.unsqueeze(-1) * E[0, 0], collected[: candidates.shape[0]], None, None

@@ -2,7 +2,8 @@
 
     loss_i = -log [ exp(s_i+) / (exp(s_i+) + sum over the queue of exp(s_ij)) ]
 
-The queue holds only negatives, so pass positives as vectors: info_nce(anchor, queue.candidates, positive=key).
+The queue holds only negatives, so pass positives as vectors: info_nce(anchor, queue.candidates, positive=key). Put the
+keys of a batch into the queue after its loss: before it, each positive would be its own negative.
 
 Read next: losses.py.
 """
@@ -11,27 +12,39 @@ import torch
 
 from .._errors import InputValueError, shape_of
 from .._typing import Float, Int, Tensor
+from .distributed import gather_rows, is_distributed
 from .validation import check_integers
 
 
 class Queue(torch.nn.Module):
     """The last `size` vectors that were added, without gradients; saved and moved with the model.
 
+    If torch.distributed runs with several processes, `put` adds the vectors of all of them. All queues are then equal,
+    and DistributedDataParallel, which copies the buffers of the first process to the others, changes nothing.
+
+    Args:
+        size: number of vectors.
+        dim: their dimension.
+        gather: False to store only the vectors of this process; DistributedDataParallel then needs
+            broadcast_buffers=False.
+
     >>> import torch
     >>> from gradlogz import info_nce
     >>> queue = Queue(6, 3)
-    >>> queue.put(torch.randn(4, 3))
-    >>> queue.put(torch.randn(4, 3))
+    >>> for _ in range(2):
+    ...     anchor, key = torch.randn(4, 3), torch.randn(4, 3)
+    ...     loss = info_nce(anchor, queue.candidates, positive=key, temperature=0.07)  # 0 while the queue is empty
+    ...     queue.put(key)
     >>> queue.candidates.shape
     torch.Size([6, 3])
-    >>> loss = info_nce(torch.randn(4, 3), queue.candidates, positive=torch.randn(4, 3), temperature=0.07)
     """
 
     vectors: Tensor
     labels_of_all: Tensor
 
-    def __init__(self, size: int, dim: int, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, size: int, dim: int, *, gather: bool = True, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        self.gather = gather
         if size < 1 or dim < 1:
             fact, remedy = f"size={size}, dim={dim}", "Pass the number of vectors and their dimension."
             raise InputValueError("Queue", "size", f"size and dim must be at least 1, got {fact}", remedy)
@@ -48,6 +61,9 @@ class Queue(torch.nn.Module):
             raise InputValueError("Queue.put", "vectors", f"vectors must be [m, {dim}], got {fact}", remedy)
         if labels is not None:
             check_integers("Queue.put", "labels", labels, tuple(vectors.shape[:1]), vectors)
+        if self.gather and is_distributed():
+            vectors = gather_rows(vectors)
+            labels = None if labels is None else gather_rows(labels)
         count = min(vectors.shape[0], size)
         index = (self._place + torch.arange(count, device=self.vectors.device)) % size
         self.vectors[index] = vectors[-count:].to(self.vectors)
@@ -61,7 +77,7 @@ class Queue(torch.nn.Module):
 
     @property
     def labels(self) -> Int[Tensor, " n"]:
-        """Labels of the stored vectors, [n]; with the labels of the anchors they exclude false negatives."""
+        """Labels of the stored vectors, [n]; as ids=(ids of anchors, queue.labels) they exclude false negatives."""
         return self.labels_of_all[: self._filled].clone()
 
     def __len__(self) -> int:

@@ -13,9 +13,20 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def check_vectors(call: str, **tensors: Tensor | None) -> None:
-    """Check that all tensors are [m, d] with the same d, of one floating dtype, on one device."""
+def check_vectors(call: str, *, may_be_empty: str | None = None, **tensors: Tensor | None) -> None:
+    """Check that all tensors are floating [m, d] with the same d, on one device; all but one with at least one row."""
     vectors = present(**tensors)
+    first = next(iter(vectors.values()))
+    if all(
+        isinstance(t, Tensor)
+        and t.ndim == 2
+        and t.dtype in FLOATS
+        and t.shape[0]
+        and t.shape[1] == first.shape[1]
+        and t.device == first.device
+        for t in vectors.values()
+    ):
+        return
     for name, t in vectors.items():
         if not isinstance(t, Tensor):
             remedy = "Wrap it in torch.as_tensor."
@@ -26,27 +37,22 @@ def check_vectors(call: str, **tensors: Tensor | None) -> None:
         if t.ndim != 2:
             remedy = "Flatten the leading dimensions."
             raise InputValueError(call, name, f"{name} must be [m, d], got shape {shape_of(t)}", remedy)
-        if t.shape[0] == 0:
+        if t.shape[0] == 0 and name != may_be_empty:
             remedy = "Skip the batch, or pass at least one vector."
             raise InputValueError(call, name, f"{name} must hold at least one vector, got shape {shape_of(t)}", remedy)
-    check_alike(call, **vectors)
+    check_device(call, **vectors)
     if len({t.shape[1] for t in vectors.values()}) > 1:
         fact = ", ".join(f"{name} {shape_of(t)}" for name, t in vectors.items())
         remedy = "Project one side to the dimension of the other."
         raise InputValueError(call, None, f"tensors must have the same last dimension, got {fact}", remedy)
 
 
-def check_alike(call: str, **tensors: Tensor) -> None:
-    """Check that all tensors are on one device, and all floating ones of one dtype."""
+def check_device(call: str, **tensors: Tensor) -> None:
+    """Check that all tensors are on one device."""
     if len({t.device for t in tensors.values()}) > 1:
         fact = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise InputValueError(
             call, None, f"tensors must be on one device, got {fact}", "Move one of them with .to(device)."
-        )
-    if len({t.dtype for t in tensors.values() if t.is_floating_point()}) > 1:
-        fact = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
-        raise InputTypeError(
-            call, None, f"tensors must share one dtype, got {fact}", "Convert one of them with .to(dtype)."
         )
 
 
@@ -62,7 +68,8 @@ def check_integers(call: str, name: str, tensor: Tensor, shape: tuple[int, ...],
     """Check that labels or indices are integers of this shape, on the device of the vectors."""
     if not isinstance(tensor, Tensor) or tensor.dtype not in INTEGERS:
         fact = f"{tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise InputTypeError(call, name, f"{name} must be a tensor of integers, got {fact}", "Convert it with .long().")
+        remedy = "Convert it with .long()." if isinstance(tensor, Tensor) else "Wrap it in torch.as_tensor."
+        raise InputTypeError(call, name, f"{name} must be a tensor of integers, got {fact}", remedy)
     if tuple(tensor.shape) != shape:
         remedy = "Pass one integer for each vector."
         raise InputValueError(call, name, f"{name} must have shape {shape}, got shape {shape_of(tensor)}", remedy)
@@ -72,12 +79,12 @@ def check_integers(call: str, name: str, tensor: Tensor, shape: tuple[int, ...],
         raise InputValueError(call, name, f"{name} must be on the device of the vectors, got {fact}", remedy)
 
 
-def check_indices(call: str, name: str, tensor: Int[Tensor, "..."], count: int) -> None:
+def check_indices(call: str, name: str, tensor: Int[Tensor, "..."], count: int, nouns: str = "candidates") -> None:
     """Check that every index is one of `count` candidates."""
     if readable(tensor) and tensor.numel() and not bool(((tensor >= 0) & (tensor < count)).all()):
         fact = f"indices from {int(tensor.min())} to {int(tensor.max())}"
         remedy = f"Use indices from 0 to {count - 1}."
-        raise InputValueError(call, name, f"{name} must be indices of the {count} candidates, got {fact}", remedy)
+        raise InputValueError(call, name, f"{name} must be indices of the {count} {nouns}, got {fact}", remedy)
 
 
 def check_temperature(call: str, temperature: float | Float[Tensor, ""], vectors: Tensor) -> None:
@@ -133,6 +140,12 @@ def reduced(call: str, losses: Float[Tensor, " m"], reduction: str) -> Tensor:
 def wide(tensor: Tensor) -> Tensor:
     """Convert half precision to float32, since logits of size 1 / temperature need more digits."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def promoted(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in one dtype, the widest of theirs and at least float32."""
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    return tuple(t if t.dtype == dtype else t.to(dtype) for t in tensors)
 
 
 def unit(vectors: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:

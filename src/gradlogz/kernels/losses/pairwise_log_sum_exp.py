@@ -9,123 +9,111 @@ The gradient of the keys is attention of the keys to the queries: logits <k_j, q
 sign(g_i) q_i, output o_j and log normaliser l_j, give dk_j = o_j exp(l_j + bias_j). Forward and backward pass are
 thus two calls of a forward kernel, and no weights are stored.
 
-To exclude the key that is the query itself, one call sums over the keys before it and one over those after it. Labels
-and masks are compared block by block (rowwise.py).
+To exclude the key that is the query itself, one call sums over the keys before it and one over those after it. With
+labels, masks or other excluded keys each block of queries has a mask of pairs. Up to SMALL pairs a matrix of logits is
+faster than the kernels (logit_losses.py).
 
 Read next: ../../contrastive/likelihood.py (the meaning of these sums).
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Self
 
 import torch
-from torch.autograd import forward_ad
 
-from ..._typing import Bool, Float, Int, Tensor
+from ..._autocast import autocast_disabled
+from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
-from ..attention import dispatch, reference
-from ..attention.operator import attention, is_traced, under_transform
+from ..attention import dispatch
+from ..attention.blocked import logits_at_once
+from ..attention.operator import attention
 from ..attention.scoring import Scoring, Sight
+from .logit_losses import RowLoss, each_row, is_special, logits
 from .rowwise import Part, rowwise
+from .visible_pairs import VisiblePairs
 
 # Number of columns of the smallest tile of Triton.
 NARROW = 16
-
-
-class VisiblePairs(NamedTuple):
-    """The keys that enter the sum of each query; by default all.
-
-    Attributes:
-        itself: True if key i enters the sum of query i.
-        labels: labels of the queries and of the keys.
-        same: True to sum over keys with the label of the query, False over keys with other labels.
-        included: index of a key for each query that enters regardless of its label and of the mask.
-        excluded: index of a key for each query that never enters.
-        mask: True where key j enters the sum of query i.
-    """
-
-    itself: bool = True
-    labels: tuple[Int[Tensor, " m"], Int[Tensor, " n"]] | None = None
-    same: bool = True
-    included: Int[Tensor, " m"] | None = None
-    excluded: Int[Tensor, " m"] | None = None
-    mask: Bool[Tensor, "m n"] | None = None
-
-    @property
-    def plain(self) -> bool:
-        """True if no pairs have to be compared one by one."""
-        return self.labels is None and self.mask is None and self.excluded is None
+# Number of pairs up to which a matrix of logits is faster than the kernels of attention.
+SMALL = 1 << 15
 
 
 def log_sum_exp(
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
-    bias: Float[Tensor, " n"] | None,
+    bias: Float[Tensor, " n"] | Float[Tensor, "m n"] | None,
     visible: VisiblePairs = VisiblePairs(),
     *,
     precision: torch.dtype | None = None,
 ) -> Float[Tensor, " m"]:
     """Log-sum-exp G_i of every query, -inf with zero gradients for an empty sum. Differentiable in all three tensors.
 
-    With a half `precision`, queries and keys are rounded to it while sums are float32; sums with labels, masks or
-    excluded keys are not rounded.
+    With a half `precision`, queries and keys are rounded to it while sums are float32.
     """
+    m, n = query.shape[0], key.shape[0]
+    if n == 0:
+        return query.new_full((m,), -torch.inf)
+    special = is_special(query, key, bias)
+    by_pair = bias is not None and bias.ndim == 2
+    if by_pair or (special and not visible.plain) or (not special and m * n <= SMALL):
+        return each_row(_LogSumExpOfRows(m, visible), query, key, bias, precision=precision)
     if not visible.plain:
-        return pairs(lambda s, _: log_domain.log_sum_exp(s), query, key, bias, visible)
+        operands = (query, key) if bias is None else (query, key, bias)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+            return _LogSumExp.apply(*_as_head(query, key, bias), Scoring(1.0), precision, visible)[0, 0]
+        q, k, b = _as_head(query, key, bias)
+        return _forward(q, k, k[..., :NARROW], b, Scoring(1.0), precision, visible)[1][0, 0]
     if visible.itself:
-        return _fused(query, key, bias, Scoring(1.0), precision)
-    more = key.shape[0] - query.shape[0]  # the kernels align the last query with the last key
+        return _fused(query, key, bias, Scoring(1.0), precision, special)
+    more = n - m  # the kernels align the last query with the last key
     before, after = Scoring(1.0, right=-1 - more), Scoring(1.0, left=more - 1)
-    return log_add(*(_fused(query, key, bias, part, precision) for part in (before, after)))
+    return log_add(*(_fused(query, key, bias, part, precision, special) for part in (before, after)))
+
+
+class _LogSumExpOfRows(RowLoss):
+    """Log-sum-exp of the visible logits of every row."""
+
+    shift_invariant = False
+
+    def __init__(self, m: int, visible: VisiblePairs, rows: Any = slice(None)) -> None:
+        self.m, self.visible, self.rows = m, visible, rows
+
+    def at(self, rows: Any) -> Self:
+        return type(self)(self.m, self.visible, rows)
+
+    def _masked(self, s: Tensor) -> Tensor:
+        hidden = self.visible.hidden(self.rows, self.m, slice(None), s.shape[1], s.device)
+        return s if hidden is None else s.masked_fill(hidden, -torch.inf)
+
+    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+        return log_domain.log_sum_exp(self._masked(s))  # a bias may be -inf
+
+    def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:
+        s = self._masked(s)
+        return log_domain.log_sum_exp(s), log_domain.softmax(s)
 
 
 def pairs(
     function: Any,
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
-    bias: Float[Tensor, " n"] | None,
+    bias: Float[Tensor, " n"] | Float[Tensor, "m n"] | None,
     visible: VisiblePairs,
     *rows: Tensor,
 ) -> Tensor:
     """Apply function(s, key, *rows) to blocks of queries; the logits s [r, n] are -inf where a key does not enter."""
+    m, n = query.shape[0], key.shape[0]
+    by_pair = bias is not None and bias.ndim == 2
 
-    def block(q: Tensor, at: Tensor, labels: Part, included: Part, excluded: Part, mask: Part, *rest: Any) -> Tensor:
-        *block_rows, k, bias, key_labels = rest
-        s = reference.logits(q, k, None if bias is None else bias.unsqueeze(0))
-        hidden = _hidden(visible, at, labels, key_labels, included, excluded, mask, k.shape[0])
+    def block(q: Tensor, at: Tensor, row_bias: Part, *rest: Any) -> Tensor:
+        *block_rows, k, key_bias = rest
+        s = logits(q, k, row_bias if by_pair else key_bias)
+        hidden = visible.hidden(at, m, slice(None), n, q.device)
         return function(s if hidden is None else s.masked_fill(hidden, -torch.inf), k, *block_rows)
 
-    query_labels, key_labels = (None, None) if visible.labels is None else visible.labels
-    at = torch.arange(query.shape[0], device=query.device)
-    by_row: Any = (query, at, query_labels, visible.included, visible.excluded, visible.mask, *rows)
-    return rowwise(block, by_row, (key, bias, key_labels), width=key.shape[0])
-
-
-def _hidden(
-    visible: VisiblePairs,
-    at: Tensor,
-    labels: Part,
-    key_labels: Part,
-    included: Part,
-    excluded: Part,
-    mask: Part,
-    n: int,
-) -> Tensor | None:
-    """Mask [r, n] of the pairs of a block that do not enter; None if all do."""
-    key = torch.arange(n, device=at.device)
-    hidden = None
-    if labels is not None and key_labels is not None:
-        hidden = (labels.unsqueeze(-1) != key_labels) if visible.same else (labels.unsqueeze(-1) == key_labels)
-    if mask is not None:
-        hidden = ~mask if hidden is None else hidden | ~mask
-    if hidden is not None and included is not None:
-        hidden = hidden & (key != included.unsqueeze(-1))
-    if not visible.itself:
-        itself = key == at.unsqueeze(-1)
-        hidden = itself if hidden is None else hidden | itself
-    if excluded is not None:
-        out = key == excluded.unsqueeze(-1)
-        hidden = out if hidden is None else hidden | out
-    return hidden
+    at = torch.arange(m, device=query.device)
+    by_row: Any = (query, at, bias if by_pair else None, *rows)
+    return rowwise(block, by_row, (key, None if by_pair else bias), width=n)
 
 
 def log_add(first: Float[Tensor, " m"], second: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -137,25 +125,59 @@ def log_add(first: Float[Tensor, " m"], second: Float[Tensor, " m"]) -> Float[Te
     return torch.where(some, total.where(some, 1.0).log() + top, -torch.inf)
 
 
-def _fused(query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None) -> Tensor:
+def _as_head(query: Tensor, key: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys and key bias as one head of attention."""
+    return query[None, None], key[None, None], None if bias is None else bias[None, None, None]
+
+
+def _fused(
+    query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None, special: bool
+) -> Tensor:
     """Log-sum-exp by the kernels of attention, as one head."""
-    q, k, b = query[None, None], key[None, None], None if bias is None else bias[None, None, None]
+    q, k, b = _as_head(query, key, bias)
     operands = (q, k) if b is None else (q, k, b)
-    special = (
-        under_transform() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or is_traced(operands)
-    )
     if not special and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        return _LogSumExp.apply(q, k, b, scoring, precision)[0, 0]
-    q, k = _rounded(q, precision), _rounded(k, precision)
+        return _LogSumExp.apply(q, k, b, scoring, precision, VisiblePairs())[0, 0]
     if special:
-        G = attention(q, k, k[..., :NARROW], Sight(b), scoring, statistics=False).log_normalizer
-    else:
-        G = dispatch.forward(q, k, k[..., :NARROW], Sight(b), scoring, None, statistics=False).log_normalizer
-    return G[0, 0]
+        q, k = _rounded(q, precision), _rounded(k, precision)
+        return attention(q, k, k[..., :NARROW], Sight(b), scoring, statistics=False).log_normalizer[0, 0]
+    return _forward(q, k, k[..., :NARROW], b, scoring, precision, VisiblePairs())[1][0, 0]
 
 
 def _rounded(tensor: Tensor, precision: torch.dtype | None) -> Tensor:
     return tensor if precision is None else tensor.to(precision)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    scoring: Scoring,
+    precision: torch.dtype | None,
+    visible: VisiblePairs,
+) -> tuple[Tensor, Tensor]:
+    """Output and log normaliser of all queries; by blocks of queries if each of them needs a mask of pairs."""
+    q, k, v = (_rounded(t, precision) for t in (query, key, values))
+    if visible.plain:
+        return dispatch.forward(q, k, v, Sight(bias), scoring, None, statistics=False)[:2]
+    m, n = q.shape[2], k.shape[2]
+    parts = []
+    for rows in _slices(m, n, q.device):
+        sight = Sight(bias, _mask(visible.hidden(rows, m, slice(None), n, q.device)))
+        parts.append(dispatch.forward(q[:, :, rows], k, v, sight, scoring, None, statistics=False))
+    return torch.cat([part.output for part in parts], 2), torch.cat([part.log_normalizer for part in parts], 2)
+
+
+def _mask(hidden: Tensor | None) -> Tensor | None:
+    return None if hidden is None else hidden.logical_not_()[None, None]
+
+
+def _slices(rows: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Blocks of rows of at most logits_at_once pairs."""
+    size = max(1, logits_at_once(device) // max(1, width))
+    for first in range(0, rows, size):
+        yield slice(first, first + size)
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -163,36 +185,78 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, scoring: Scoring, precision: torch.dtype | None
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None,
+        scoring: Scoring,
+        precision: torch.dtype | None,
+        visible: VisiblePairs,
     ) -> Tensor:
-        q, k = _rounded(query, precision), _rounded(key, precision)
-        values = k if ctx.needs_input_grad[0] else k[..., :NARROW]
-        result = dispatch.forward(q, k, values, Sight(bias), scoring, None, statistics=False)
-        ctx.scoring, ctx.precision = scoring, precision
-        ctx.save_for_backward(query, key, bias, result.log_normalizer, result.output)
-        return result.log_normalizer
+        values = key if ctx.needs_input_grad[0] else key[..., :NARROW]
+        output, log_normalizer = _forward(query, key, values, bias, scoring, precision, visible)
+        ctx.scoring, ctx.precision, ctx.visible = scoring, precision, visible
+        ctx.save_for_backward(query, key, bias, log_normalizer, output)
+        return log_normalizer
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_disabled(gradient):
+            return *_LogSumExp.gradients(ctx, gradient), None, None, None
+
+    @staticmethod
+    def gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and bias."""
         query, key, bias, G, E = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        wanted, visible = ctx.needs_input_grad[:3], ctx.visible
+        q, k = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
         if torch.is_grad_enabled():  # create_graph: use the operation that has second derivatives
             inputs = [t for t, want in zip((query, key, bias), wanted, strict=True) if want]
-            q, k = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
-            recomputed = attention(q, k, k[..., :NARROW], Sight(bias), ctx.scoring, statistics=False)
-            grads = iter(torch.autograd.grad(recomputed.log_normalizer, inputs, gradient, create_graph=True))
-            return *(next(grads) if want else None for want in wanted), None, None
+            if visible.plain:
+                again = attention(q, k, k[..., :NARROW], Sight(bias), ctx.scoring, statistics=False).log_normalizer
+            else:
+                flat = None if bias is None else bias[0, 0, 0]
+                again = pairs(_log_sum_exp_of, q[0, 0], k[0, 0], flat, visible)[None, None]
+            grads = iter(torch.autograd.grad(again, inputs, gradient, create_graph=True))
+            return tuple(next(grads) if want else None for want in wanted)
         grad_query = gradient.unsqueeze(-1) * E if wanted[0] else None
         grad_key = grad_bias = None
         if wanted[1] or wanted[2]:
             transposed = Scoring(ctx.scoring.scale, None, ctx.scoring.right, ctx.scoring.left)
-            query, key = _rounded(query, ctx.precision), _rounded(key, ctx.precision)
             if wanted[1]:
-                grad_key = received(key, query, query, gradient, G, bias, transposed)
+                grad_key = _received(k, q, q, gradient, G, bias, transposed, visible)
             if wanted[2]:
-                ones = query.new_ones(()).expand(*query.shape[:-1], NARROW)
-                grad_bias = received(key, query, ones, gradient, G, bias, transposed)[..., 0].unsqueeze(-2)
-        return grad_query, grad_key, grad_bias, None, None
+                ones = q.new_ones(()).expand(*q.shape[:-1], NARROW)
+                grad_bias = _received(k, q, ones, gradient, G, bias, transposed, visible)[..., 0].unsqueeze(-2)
+        return grad_query, grad_key, grad_bias
+
+
+def _log_sum_exp_of(s: Tensor, _: Tensor) -> Tensor:
+    return log_domain.log_sum_exp(s)
+
+
+def _received(
+    key: Tensor,
+    query: Tensor,
+    values: Tensor,
+    gradient: Tensor,
+    log_normalizer: Tensor,
+    bias: Tensor | None,
+    scoring: Scoring,
+    visible: VisiblePairs,
+) -> Tensor:
+    """`received`, with labels or masks by blocks of keys."""
+    if visible.plain:
+        return received(key, query, values, gradient, log_normalizer, bias, scoring)
+    m, n = query.shape[2], key.shape[2]
+    log_factor, signed = _sent(values, gradient, log_normalizer)
+    result = gradient.new_empty(*key.shape[:3], values.shape[-1])
+    for keys in _slices(n, m, key.device):
+        hidden = visible.hidden(slice(None), m, keys, n, key.device)
+        sight = Sight(log_factor, _mask(None if hidden is None else hidden.mT.contiguous()))
+        key_bias = None if bias is None else bias[..., keys]
+        result[:, :, keys] = _collected(key[:, :, keys], query, signed, sight, key_bias, scoring)
+    return result
 
 
 def received(
@@ -203,12 +267,25 @@ def received(
     log_normalizer: Float[Tensor, "b h m"],
     bias: Float[Tensor, "b h 1 n"] | None,
     scoring: Scoring,
+    mask: Bool[Tensor, "b h n m"] | None = None,
 ) -> Float[Tensor, "b h n v"]:
     """Sum sum_i g_i p_ij values_i of every key: its attention to the queries times their mass."""
+    log_factor, signed = _sent(values, gradient, log_normalizer)
+    return _collected(key, query, signed, Sight(log_factor, mask), bias, scoring)
+
+
+def _sent(values: Tensor, gradient: Tensor, log_normalizer: Tensor) -> tuple[Tensor, Tensor]:
+    """log|g_i| - G_i as a bias, and the values with the sign of g_i."""
     # A query without gradient or without keys contributes nothing.
     empty = (gradient == 0) | (log_normalizer == -torch.inf)
     log_factor = (gradient.abs().log() - log_normalizer).masked_fill(empty, -torch.inf)
-    signed = gradient.sign().unsqueeze(-1).to(values.dtype) * values
-    result = dispatch.forward(key, query, signed, Sight(log_factor.unsqueeze(-2)), scoring, None, statistics=False)
+    return log_factor.unsqueeze(-2), gradient.sign().unsqueeze(-1).to(values.dtype) * values
+
+
+def _collected(
+    key: Tensor, query: Tensor, signed: Tensor, sight: Sight, bias: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """Attention of the keys to the queries, times their mass."""
+    result = dispatch.forward(key, query, signed, sight, scoring, None, statistics=False)
     mass = result.log_normalizer if bias is None else result.log_normalizer + bias.squeeze(-2)
     return result.output * mass.exp().unsqueeze(-1)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..._autocast import autocast_disabled
 from ..._typing import Tensor
 from ..attention.blocked import logits_at_once
 from ..attention.operator import is_traced, under_transform
@@ -90,7 +91,9 @@ class _Rowwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Part, ...]:
-        return None, *_RowwiseBackward.apply(ctx.plan, tuple(ctx.needs_input_grad[1:]), gradient, *ctx.saved_tensors)
+        wanted = tuple(ctx.needs_input_grad[1:])
+        with autocast_disabled(gradient):  # blocks are recomputed as in the forward pass
+            return None, *_RowwiseBackward.apply(ctx.plan, wanted, gradient, *ctx.saved_tensors)
 
 
 class _RowwiseBackward(torch.autograd.Function):
@@ -110,6 +113,12 @@ class _RowwiseBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Part) -> tuple[Part, ...]:
+        with autocast_disabled(ctx.saved_tensors[0]):
+            return _RowwiseBackward.pulled_back(ctx, *cotangents)
+
+    @staticmethod
+    def pulled_back(ctx: Any, *cotangents: Part) -> tuple[Part, ...]:
+        """Gradients of the gradients."""
         plan, (gradient, *tensors) = ctx.plan, ctx.saved_tensors
         total, rows = None, []
         for block in plan.blocks():

@@ -1,0 +1,264 @@
+"""Losses that are functions of the rows of a matrix of logits: their sum over all rows, in bounded memory.
+
+    s_ij = <q_i, k_j> + bias_ij                            logits
+    L    = sum_i c f(s_i),     W_ij = dL / ds_ij           value and slope of a block of rows
+    dq   = W k,   dk = W^T q,  dbias = W                   one product each; the slope is the only matrix
+
+Up to DENSE logits all rows are one block, whose slope is kept for the backward pass. Above it blocks of rows are
+evaluated one after the other, and their gradients are computed at once, since every row has the same cotangent c: three
+products of matrices in all, as for a dense loss, in linear memory. Without a reduction, and for second derivatives,
+the blocks are recomputed (rowwise.py). Inside torch.func transforms and under torch.compile the loss is ordinary torch
+code.
+
+Read next: softmax_losses.py (the functions), pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import torch
+from torch.autograd import forward_ad
+
+from ..._autocast import autocast_disabled
+from ..._typing import Float, Tensor
+from ..attention.blocked import logits_at_once
+from ..attention.operator import is_traced, under_transform
+from .rowwise import rowwise
+
+# Number of logits up to which they are computed at once: 1 MiB of float32.
+DENSE = 1 << 18
+
+
+class RowLoss(ABC):
+    """A function of each row of logits, with tensors of row parameters that have no gradients.
+
+    `shift_invariant` is True if adding a number to a row of logits does not change its loss. `indivisible` is True if
+    the loss is a function of all rows together, so that they cannot be evaluated by blocks.
+    """
+
+    shift_invariant = True
+    indivisible = False
+
+    @abstractmethod
+    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+        """Loss of every row, differentiable."""
+
+    @abstractmethod
+    def at(self, rows: Any) -> Self:
+        """The loss of some rows, by a slice or by indices."""
+
+    def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:
+        """Loss of every row and its derivative in the logits, which may be overwritten."""
+        with torch.enable_grad():
+            s = s.detach().requires_grad_()
+            losses = self.value(s)
+            (slope,) = torch.autograd.grad(losses.sum(), s)
+        return losses.detach(), slope
+
+
+def is_special(*tensors: Tensor | None) -> bool:
+    """True under torch.compile, inside torch.func transforms and in forward mode, where torch code is traced."""
+    if torch.compiler.is_compiling() or under_transform() or forward_ad._current_level >= 0:
+        return True
+    return is_traced(tuple(t for t in tensors if t is not None))
+
+
+def sum_of_rows(
+    loss: RowLoss,
+    query: Float[Tensor, "m d"],
+    key: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | Float[Tensor, "m n"] | None,
+    coefficient: float,
+    *,
+    factor: float = 1.0,
+    precision: torch.dtype | None = None,
+) -> Float[Tensor, ""]:
+    """Sum over rows of coefficient times the loss of factor <q, k> + bias, with first and second derivatives."""
+    if is_special(query, key, bias):
+        return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
+    return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
+
+
+def each_row(
+    loss: RowLoss,
+    query: Float[Tensor, "m d"],
+    key: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | Float[Tensor, "m n"] | None,
+    *,
+    precision: torch.dtype | None = None,
+) -> Float[Tensor, " m"]:
+    """Loss of every row. Differentiable in query, key and bias, twice if needed."""
+    if is_special(query, key, bias):
+        return loss.value(logits(query, key, bias, precision))
+    if query.shape[0] * key.shape[0] <= DENSE:
+        return _DenseRows.apply(query, key, bias, loss, precision)
+    return _blockwise(loss, query, key, bias, precision)
+
+
+def logits(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None = None) -> Tensor:
+    """Logits of all pairs; operands are rounded to a half precision if there is one."""
+    s = rounded(query, precision) @ rounded(key, precision).mT
+    return s if bias is None else s + bias
+
+
+def rounded(tensor: Tensor, precision: torch.dtype | None) -> Tensor:
+    """The tensor with the digits of a half precision, in its own dtype."""
+    return tensor if precision is None else tensor.to(precision).to(tensor.dtype)
+
+
+def _blockwise(loss: RowLoss, query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> Tensor:
+    """Loss of every row by blocks, which are recomputed in the backward pass."""
+    by_row = bias is not None and bias.ndim == 2
+
+    def block(q: Tensor, at: Tensor, row_bias: Tensor | None, k: Tensor, key_bias: Tensor | None) -> Tensor:
+        return loss.at(at).value(logits(q, k, row_bias if by_row else key_bias, precision))
+
+    at = torch.arange(query.shape[0], device=query.device)
+    rows, shared = (query, at, bias if by_row else None), (key, None if by_row else bias)
+    return rowwise(block, rows, shared, width=key.shape[0])
+
+
+def _centred(loss: RowLoss, key: Tensor) -> Tensor:
+    """Keys minus their mean where that changes nothing but rounding errors."""
+    return key - key.mean(0) if loss.shift_invariant else key
+
+
+def _twice(ctx: Any, gradient: Tensor, per_row: bool) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again."""
+    query, key, bias = ctx.saved_tensors[:3]
+    q = query * ctx.factor
+    if ctx.loss.indivisible:
+        losses = ctx.loss.value(logits(q, key, bias, ctx.precision))
+    else:
+        losses = _blockwise(ctx.loss, q, key, bias, ctx.precision)
+    result = losses if per_row else losses.sum() * ctx.coefficient
+    wanted = ctx.needs_input_grad[:3]
+    inputs = [t for t, want in zip((query, key, bias), wanted, strict=True) if want]
+    grads = iter(torch.autograd.grad(result, inputs, gradient, create_graph=True))
+    return tuple(next(grads) if want else None for want in wanted)
+
+
+class _SumOfRows(torch.autograd.Function):
+    """The sum, with gradients from the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None,
+        loss: RowLoss,
+        coefficient: float,
+        factor: float,
+        precision: torch.dtype | None,
+    ) -> Tensor:
+        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, precision
+        q, k = rounded(query, precision), rounded(_centred(loss, key), precision)
+        m, n = q.shape[0], k.shape[0]
+        needed = any(ctx.needs_input_grad[:3])
+        ctx.dense = m * n <= DENSE or loss.indivisible
+        if ctx.dense:
+            losses, slope = _evaluated(loss, q, k, bias, factor, needed)
+            ctx.save_for_backward(query, key, bias, k, slope)
+            return losses.sum() * coefficient
+        total = q.new_zeros(())
+        operands = (q, k, bias)
+        wanted = ctx.needs_input_grad[:3]
+        grads = [None if t is None or not w else torch.zeros_like(t) for t, w in zip(operands, wanted, strict=True)]
+        size = max(1, logits_at_once(q.device) // n)
+        for first in range(0, m, size):
+            rows = slice(first, first + size)
+            block_bias = bias[rows] if bias is not None and bias.ndim == 2 else bias
+            losses, slope = _evaluated(loss.at(rows), q[rows], k, block_bias, factor, needed)
+            total += losses.sum()
+            if slope is None:
+                continue
+            if grads[0] is not None:
+                torch.mm(slope, k, out=grads[0][rows])
+            if grads[1] is not None:
+                grads[1].addmm_(slope.mT, q[rows])
+            if grads[2] is not None:
+                grads[2][rows].copy_(slope) if grads[2].ndim == 2 else grads[2].add_(slope.sum(0))
+        ctx.save_for_backward(query, key, bias, *grads)
+        return total * coefficient
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_disabled(gradient):
+            if torch.is_grad_enabled():
+                return *_twice(ctx, gradient, per_row=False), None, None, None, None
+            if ctx.dense:
+                query, _, bias, k, slope = ctx.saved_tensors
+                scaled = slope * (gradient * ctx.coefficient)
+                grads = _products(ctx.needs_input_grad, rounded(query, ctx.precision), k, bias, scaled, ctx.factor)
+            else:
+                scale = gradient * ctx.coefficient
+                inner = scale * ctx.factor
+                scales = (inner, inner, scale)
+                grads = tuple(None if t is None else t * c for t, c in zip(ctx.saved_tensors[3:], scales, strict=True))
+            return *grads, None, None, None, None
+
+
+class _DenseRows(torch.autograd.Function):
+    """The loss of every row from one matrix of logits, whose slope is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, loss: RowLoss, precision: torch.dtype | None
+    ) -> Tensor:
+        ctx.loss, ctx.factor, ctx.precision = loss, 1.0, precision
+        q, k = rounded(query, precision), rounded(_centred(loss, key), precision)
+        losses, slope = _evaluated(loss, q, k, bias, 1.0, any(ctx.needs_input_grad[:3]))
+        ctx.save_for_backward(query, key, bias, k, slope)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_disabled(gradient):
+            if torch.is_grad_enabled():
+                return *_twice(ctx, gradient, per_row=True), None, None
+            query, _, bias, k, slope = ctx.saved_tensors
+            q = rounded(query, ctx.precision)
+            return *_products(ctx.needs_input_grad, q, k, bias, slope * gradient.unsqueeze(-1), 1.0), None, None
+
+
+def _evaluated(
+    loss: RowLoss, q: Tensor, k: Tensor, bias: Tensor | None, factor: float, slope: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of a block of rows, and their slopes if they are needed."""
+    s = torch.mm(q, k.mT)
+    if factor != 1:
+        s *= factor
+    if bias is not None:
+        s += bias
+    return loss.value_and_slope(s) if slope else (loss.value(s), None)
+
+
+def _products(
+    wanted: Any, q: Tensor, k: Tensor, bias: Tensor | None, slope: Tensor, factor: float
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key and bias from the slope of the loss, which is overwritten."""
+    bias_slope = None
+    if wanted[2] and bias is not None:
+        bias_slope = slope.clone() if bias.ndim == 2 else slope.sum(0)
+    if factor != 1:
+        slope *= factor
+    return torch.mm(slope, k) if wanted[0] else None, torch.mm(slope.mT, q) if wanted[1] else None, bias_slope
+
+
+def products(query: Float[Tensor, "m d"], key: Float[Tensor, "n d"]) -> Float[Tensor, "m n"]:
+    """All dot products, whose gradients have full precision inside autocast too."""
+    return query @ key.mT if is_special(query, key) else _Products.apply(query, key)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key)
+        return query @ key.mT
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = ctx.saved_tensors
+        with autocast_disabled(gradient):
+            return gradient @ key, gradient.mT @ query
