@@ -48,9 +48,8 @@ def test_the_squared_scores_of_one_mode_are_its_nis():
     filtered = filtered_of(1, y)
     expected, scored = (normalized_innovation(filtered, mixture=mixture) for mixture in (False, True))
     assert bool((expected.value.isnan() == scored.value.isnan()).all())
-    assert bool((expected.degrees == scored.degrees).all()) and bool(
-        (expected.high.nan_to_num() == scored.high.nan_to_num()).all()
-    )
+    assert bool((expected.degrees == scored.degrees).all())
+    assert bool((expected.high.nan_to_num() == scored.high.nan_to_num()).all())
     ordinary = expected.value.nan_to_num()
     assert float(ordinary.max()) > 1e7
     close(scored.value.nan_to_num() / (1 + ordinary), ordinary / (1 + ordinary), scale=10.0)

@@ -39,9 +39,12 @@ def flights(targets=40, steps=60, late=LATE, seed=0, jitter=JITTER):
 def test_the_jitter_is_estimated_and_only_where_there_is_one():
     settings = TrackingSettings()
     levels = levels_of(read(flights(late=0)), settings)
-    assert abs(levels.jitter / JITTER - 1) < 0.1 and abs(levels.sigma / SIGMA - 1) < 0.1
+    assert abs(levels.jitter / JITTER - 1) < 0.1
+    assert abs(levels.sigma / SIGMA - 1) < 0.1
     assert levels_of(read(flights(late=0, jitter=0)), settings).jitter == 0.0
     assert levels_of(read(flights()), TrackingSettings(jitter=0.0)).late == 0.0
+    assert levels_of(read(flights()), TrackingSettings(sigma=50.0)).jitter == 0.0  # contains all errors
+    assert levels_of(read(flights(2, 20)), settings).jitter == 0.0  # too few to tell
 
 
 @pytest.mark.parametrize("model", ["cv", "cv3"])
@@ -49,8 +52,10 @@ def test_a_fit_finds_the_levels_and_other_flights_are_consistent_with_them(model
     found = track(flights(), model=model, fit=True)
     levels = found.levels
     assert found.converged
-    assert abs(levels.sigma / SIGMA - 1) < 0.1 and abs(levels.jitter / JITTER - 1) < 0.1
-    assert abs(levels.late - LATE) < 0.03 and abs(levels.late_jitter / LATE_JITTER - 1) < 0.25
+    assert abs(levels.sigma / SIGMA - 1) < 0.1
+    assert abs(levels.jitter / JITTER - 1) < 0.1
+    assert abs(levels.late - LATE) < 0.03
+    assert abs(levels.late_jitter / LATE_JITTER - 1) < 0.25
     others = track(flights(seed=1), model=model, levels=levels)
     assert abs(others.consistency.value - 0.95) < 0.02
     without = track(flights(seed=1), model=model, jitter=0.0)
@@ -59,7 +64,7 @@ def test_a_fit_finds_the_levels_and_other_flights_are_consistent_with_them(model
 
 def test_the_noise_of_a_row_is_its_definition():
     rows = read(flights(3, 12))
-    levels = levels_of(rows, TrackingSettings())
+    levels = levels_of(rows, TrackingSettings(jitter=JITTER))
     v = velocities_of(rows, TrackingSettings(), levels)
     noise = noise_of(rows, levels, v)
     for i in (0, 7, 20):

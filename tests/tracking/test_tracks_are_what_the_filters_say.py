@@ -193,7 +193,8 @@ def test_levels_are_found_within_a_factor():
     assert 1 / 2 < found.levels.noise / q < 2
     assert abs(found.consistency.value - 0.95) < 0.02
     learned = track(given, fit=True)
-    assert learned.converged and learned.evaluations > 10
+    assert learned.converged
+    assert learned.evaluations > 10
     assert abs(learned.levels.sigma / sigma - 1) < 0.1
     assert learned.log_likelihood > found.log_likelihood
 

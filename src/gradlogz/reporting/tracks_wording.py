@@ -4,6 +4,8 @@ Read next: tracks_page.py and tracks_terminal.py, which show them; ../tracking/t
 """
 
 import math
+import re
+from typing import Any
 
 from ..page.parts import Status
 from ..tracking.records import LEVEL, TOLERANCE, TrackQuantity, Tracks, consistency_verdict
@@ -43,6 +45,14 @@ def length_unit(tracks: Tracks) -> str:
 def time_unit(tracks: Tracks) -> str:
     """Unit of time: s for timestamps and the scenario, else unknown."""
     return tracks.detections.unit or "time"
+
+
+def moment_text(label: Any) -> Any:
+    """A time as in the input; a timestamp in a form that fits one line of a table: 2024-05-01 12:00:00.5Z."""
+    if isinstance(label, int | float):
+        return label
+    text = str(label).strip().replace("T", " ").replace("+00:00", "Z")
+    return re.sub(r"(\.\d{3})\d+", r"\1", text)
 
 
 # Cells of tables -----------------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ from .settings import TrackingSettings
 WIDE = 4  # rows from the centre of a wide triple to its ends
 MEDIAN, HIGH = 0.4549364, 3.8414588  # chi-square with one degree of freedom: median and 95 % quantile
 CLEARLY = 2.0  # least ratio of the variances along and across the path that is taken for a jitter of times
+DOUBT = 7.0  # two standard errors of the ratio of two medians of squares, times the root of their number
 FAST = 6.0  # standard deviations that a target must move between the ends of a wide triple to have a direction
-MOVING = 0.2  # least share of triples of such targets that a jitter is estimated from
+MOVING, ENOUGH = 0.2, 50  # least share and least number of triples of such targets that a jitter is estimated from
 LATE, LATE_JITTER, LATE_SIGMA = 0.1, 6.0, 3.0  # of late detections: share, jitter and sigma relative to the others
 LASTS = 20.0  # mean duration of the first mode in steps; the others last half as long
 LEAST = 1e-3  # least process noise per step, relative to sigma²: without it the gain would go to 0
@@ -84,7 +85,7 @@ def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
     length, speed = _steps(t, who, p)
     jitter = settings.jitter
     if jitter is None:
-        jitter = _jitter(t, who, p[:, :2]) if detections.sigma is None else 0.0
+        jitter = _jitter(t, who, p[:, :2]) if declared is None else 0.0
     near, wide = (_triples(t, who, p[:, :2], apart, across=jitter > 0) for apart in (1, WIDE))
     r, q, high = _solved(near, wide)
     if declared is not None:
@@ -180,11 +181,12 @@ def _jitter(t: Tensor, who: Tensor, p: Float[Tensor, "n xy"]) -> float:
     if not bool(valid.any()):
         return 0.0
     moving = valid & (chord.norm(dim=-1) > FAST * math.sqrt(float(across[valid].median()) / MEDIAN))
-    if int(moving.sum()) < MOVING * int(valid.sum()):
+    if int(moving.sum()) < max(ENOUGH, MOVING * int(valid.sum())):
         return 0.0
     speed = chord.norm(dim=-1)[moving] / (t[2 * WIDE :] - t[: -2 * WIDE])[same][moving]
     late, wide = (float((part[moving] / speed**2).median()) / MEDIAN for part in (along, across))
-    return math.sqrt(late - wide) if late > CLEARLY * wide else 0.0
+    clearly = CLEARLY * (1 + DOUBT / math.sqrt(int(moving.sum())))
+    return math.sqrt(late - wide) if late > clearly * wide else 0.0
 
 
 def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:

@@ -34,8 +34,8 @@ class TrackingSettings:
         sigma: standard deviation of a detected coordinate, or one for each; None takes it from the columns sigma or
             sigma_x, sigma_y, or estimates it.
         noise: spectral density of the process noise in the first mode, length² / time³; None estimates it.
-        jitter: standard deviation of the times of detections, which makes errors along the velocity; 0 for exact times,
-            None estimates it.
+        jitter: standard deviation of the times of detections, which makes errors along the velocity; 0 for exact times.
+            None estimates it, unless sigma is given.
         turn_rate: turn rate of the model "turn" in degrees per unit of time; None estimates it.
         outliers: probability that a detection is an outlier, before its position is known; 0 rejects none.
         levels: path of the results (--json) of an earlier run, whose noise levels are used; None estimates them.
