@@ -108,6 +108,15 @@ def test_levels_are_read_from_the_results_of_an_earlier_run(tmp_path):
     assert "--levels" in again.command
 
 
+def test_a_single_detection_is_no_outlier():
+    rows = flights(10, 40)
+    for name, cell in (("time", 5.0), ("target", "single"), ("x", 3e4), ("y", 1e4)):
+        rows[name].append(cell)
+    found = track(rows)
+    assert found.levels.jitter > 0
+    assert not found.detections.outlying[-1]
+
+
 # Stale rows ----------------------------------------------------------------------------------------------------------
 
 

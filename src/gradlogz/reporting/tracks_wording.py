@@ -59,9 +59,9 @@ def moment_text(label: Any) -> Any:
 
 
 def quantity_name(row: TrackQuantity) -> str:
-    """Name of a quantity: "innovation in 95 % band, x", "mode straight, mean prob."."""
+    """Name of a quantity: "innovation in 95 % band, x", "mode straight, prob."."""
     if row.name == "mode":
-        return f"mode {row.part}, mean prob."
+        return f"mode {row.part}, prob."
     return NAMES[row.name] + (f", {row.part}" if row.part else "")
 
 

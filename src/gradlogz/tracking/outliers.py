@@ -24,7 +24,7 @@ from ..filters.prior_and_series import Prior
 from .detections import Detections
 from .noise_levels import DIFFUSE, SAMPLE, Levels
 from .target_batches import ROWS, TargetBatch, batches
-from .tracking_model import DetectionNoise, model_of_batch, prior_of_batch
+from .tracking_model import DetectionNoise, diffuse_deviation, model_of_batch, prior_of_batch
 
 ROUNDS = 2
 NEAR = 3  # rows at the start of a filter, before it knows velocities
@@ -90,7 +90,7 @@ def _outlier_probability(
 ) -> Float[Tensor, "b t"]:
     """Probability that each row is an outlier, given the rows before it."""
     y = batch.observations
-    deviation = _extent(y).clamp(min=DIFFUSE * levels.sigma * max(levels.ratios)).unsqueeze(-1)
+    deviation = _extent(y).clamp(min=diffuse_deviation(levels)).unsqueeze(-1)
     if noise is not None:  # outliers of a row are spread widely compared with its own noise
         own = noise.ordinary.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
         deviation = deviation.maximum(DIFFUSE * own[batch.rows])

@@ -56,13 +56,18 @@ def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> Swi
     return dataclasses.replace(model, R=model.R * ratios.outer(ratios))
 
 
+def diffuse_deviation(levels: Levels) -> float:
+    """Standard deviation of the diffuse prior of a position."""
+    return DIFFUSE * math.hypot(levels.sigma * max(levels.ratios), levels.jitter * levels.speed)
+
+
 def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
     """Diffuse prior before the first detection, relative to its position: velocity N(0, (2 v₉₅)²).
 
     Modes have their stationary probabilities.
     """
     s = model.state_size // dimensions
-    position = DIFFUSE * math.hypot(levels.sigma * max(levels.ratios), levels.jitter * levels.speed)
+    position = diffuse_deviation(levels)
     acceleration = levels.speed / levels.step / 10
     deviations = torch.tensor([position, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
     share = torch.tensor(levels.durations, dtype=torch.float64)
