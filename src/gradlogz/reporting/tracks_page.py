@@ -245,8 +245,10 @@ def _outliers(tracks: Tracks) -> list[Part]:
     rows = detections.outlying.nonzero().flatten()
     if len(rows) == 0:
         return []
-    distance = (detections.position - tracks.best.mean[:, : len(axes)])[rows].square().nansum(-1).sqrt()
-    order = distance.argsort(descending=True)[:LISTED]
+    apart = (detections.position - tracks.best.mean[:, : len(axes)])[rows]
+    unknown = apart.isnan().all(-1)  # before the first estimate
+    distance = apart.square().nansum(-1).sqrt().masked_fill(unknown, math.nan)
+    order = distance.nan_to_num(nan=-1.0).argsort(descending=True)[:LISTED]
     cells = [
         (
             detections.names[int(detections.target[i])],
@@ -254,7 +256,7 @@ def _outliers(tracks: Tracks) -> list[Part]:
             *detections.position[i].tolist(),
             d,
         )
-        for i, d in zip(rows[order], distance[order].tolist(), strict=True)
+        for i, d in zip(rows[order], _plain(distance[order]), strict=True)
     ]
     columns = (Column("target"), Column("time"), *(Column(axis, unit) for axis in axes), Column("distance", unit))
     caption = (

@@ -38,7 +38,7 @@ def innovation_scores(filtered: Filtered, *, joint: bool = True) -> Float[Tensor
     >>> model = SwitchingModel.of(modes, transition=torch.full((2, 2), 0.5))
     >>> filtered = imm(model, torch.tensor([[15.0]]), Prior(torch.zeros(1), torch.zeros(1, 1)))
     >>> innovation_scores(filtered)  # half of the observations have a deviation of 10
-    tensor([[1.4954]])
+    tensor([[1.8330]])
     """
     v, S, log_c = filtered.mode_innovation, filtered.mode_innovation_covariance, filtered.predicted_log_mode_probability
     if v is None or S is None or log_c is None:
