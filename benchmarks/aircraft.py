@@ -68,8 +68,8 @@ F64 = torch.float64
 def samples() -> Path | None:
     """Folder of the flights of the package traffic, which is not imported; None if it is not installed."""
     spec = importlib.util.find_spec("traffic")
-    found = Path(spec.origin).parent / "data" / "samples" if spec and spec.origin else None
-    return found if found and found.exists() else None
+    folder = Path(spec.origin).parent / "data" / "samples" if spec and spec.origin else None
+    return folder if folder and folder.exists() else None
 
 
 def flights(path: Path) -> pd.DataFrame:
@@ -113,7 +113,7 @@ class Result:
 
 
 def result_of(tracks: Tracks) -> Result:
-    """That of gradlogz."""
+    """Result of gradlogz."""
     result = Result(len(tracks.detections.time))
     result.position, result.velocity = tracks.filtered.mean[:, :2], tracks.filtered.mean[:, 2:]
     result.log_score, result.nis = tracks.log_score, tracks.nis
@@ -151,9 +151,9 @@ def constant_velocity_filter(
         at, inside = batch.rows[batch.inside], batch.inside
         result.position[at] = (filtered.mean[..., [0, 2]] + batch.origin.unsqueeze(1))[inside]
         result.velocity[at] = filtered.mean[..., [1, 3]][inside]
-        seen = (batch.counts[..., 0] > 1) & ~batch.observations[..., 0].isnan()
-        result.log_score[at] = filtered.step_log_likelihood.masked_fill(~seen, math.nan)[inside]
-        result.nis[at] = normalized_innovation(filtered).value.masked_fill(~seen, math.nan)[inside]
+        scored = (batch.counts[..., 0] > 1) & ~batch.observations[..., 0].isnan()
+        result.log_score[at] = filtered.step_log_likelihood.masked_fill(~scored, math.nan)[inside]
+        result.nis[at] = normalized_innovation(filtered).value.masked_fill(~scored, math.nan)[inside]
     return result, {"sigma": sigma, "noise": noise}
 
 

@@ -68,8 +68,8 @@ def fitted_levels(
             total += float(imm(discrete, batch.observations, beginning, fields=("mean",)).log_likelihood.sum())
         return -total / detected
 
-    found = minimum(loss, start, tolerance=TOLERANCE, most=EVALUATIONS)
-    return LevelFit(_unpacked(levels, names, found.point), found.evaluations, found.converged)
+    best = minimum(loss, start, tolerance=TOLERANCE, most=EVALUATIONS)
+    return LevelFit(_unpacked(levels, names, best.point), best.evaluations, best.converged)
 
 
 def _sample(detections: Detections) -> Detections:

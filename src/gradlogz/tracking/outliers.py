@@ -92,8 +92,8 @@ def _outlier_probability(
     y = batch.observations
     deviation = _extent(y).clamp(min=diffuse_deviation(levels)).unsqueeze(-1)
     if noise is not None:  # outliers of a row are spread widely compared with its own noise
-        own = noise.ordinary.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
-        deviation = deviation.maximum(DIFFUSE * own[batch.rows])
+        sigma = noise.ordinary.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
+        deviation = deviation.maximum(DIFFUSE * sigma[batch.rows])
     covariance = deviation.square()[..., None, None] * torch.eye(y.shape[-1], dtype=y.dtype)
     robust = with_clutter(model_of_batch(model, batch, noise), probability, covariance)
     filtered = imm(robust, y, prior_with_clutter(prior_of_batch(prior, noise)), fields=("log_mode_probability",))
