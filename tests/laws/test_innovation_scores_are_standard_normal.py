@@ -83,13 +83,3 @@ def test_the_band_contains_95_percent_of_the_scores_where_that_of_the_moments_do
     inside = normalized_innovation(filtered, mixture=True).holds.double().mean()
     assert abs(float(inside) - 0.95) < 4 * (0.95 * 0.05 / 4000) ** 0.5
     assert float(normalized_innovation(filtered).holds.double().mean()) < 0.8
-
-
-def test_scores_need_their_fields_and_regular_covariances():
-    y = torch.zeros(1, 3, 2, dtype=torch.float64)
-    prior = Prior(torch.zeros(2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="filtered needs mode_innovation"):
-        innovation_scores(imm(model_of(2), y, prior, fields=("mean",)))
-    filtered = filtered_of(2, y)
-    with pytest.raises(ValueError, match="singular covariance"):
-        innovation_scores(filtered._replace(mode_innovation_covariance=0 * filtered.mode_innovation_covariance))

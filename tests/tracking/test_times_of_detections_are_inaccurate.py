@@ -156,36 +156,3 @@ def test_stale_rows_are_not_used():
     rows["x"][25:27] = rows["y"][25:27] = [None, None]
     missing = track(rows)
     close(found.filtered.mean[30], missing.filtered.mean[30], scale=1e6)
-
-
-# Errors --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "words"),
-    [
-        (None, {}, "cannot be read"),
-        ("{", {}, "not JSON"),
-        ("{}", {}, "no noise levels"),
-        ("levels", {"model": "turn"}, "3 modes"),
-        ("negative", {}, "none negative"),
-        ("levels", {"sigma": 3.0}, "all noise levels"),
-    ],
-)
-def test_levels_that_do_not_fit_are_refused(content, options, words, tmp_path):
-    from gradlogz.reporting.tracks_page import data_of
-
-    path = tmp_path / "a.json"
-    if content in ("levels", "negative"):
-        data = data_of(track(flights(2, 20)))
-        data["levels"]["noise"] *= 1 if content == "levels" else -1
-        content = json.dumps(data)
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=words):
-        track(flights(2, 20), levels=path, **options)
-
-
-def test_a_jitter_is_not_negative():
-    with pytest.raises(ValueError, match="jitter must be 0 or positive"):
-        track(flights(2, 20), jitter=-1.0)
