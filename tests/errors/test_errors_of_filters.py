@@ -17,6 +17,7 @@ from gradlogz.filters import (
     enumerate_modes,
     gpb,
     in_gate,
+    innovation_scores,
     nees,
     normalized_innovation,
     singer,
@@ -529,6 +530,20 @@ ERRORS = [
         "coordinated_turn: dimensions",
         "or",
         lambda: coordinated_turn(1, dt=1.0, rate=1.0, spectral_density=1.0, observation_variance=1.0),
+    ),
+    (
+        ValueError,
+        "innovation_scores: filtered",
+        "mode_innovation",
+        lambda: innovation_scores(imm(model, y, start, fields=("mean",))),
+    ),
+    (
+        ValueError,
+        "innovation_scores: filtered",
+        "singular",
+        lambda: innovation_scores(
+            (f := imm(model, y, start))._replace(mode_innovation_covariance=0 * f.mode_innovation_covariance)
+        ),
     ),
     (
         ValueError,

@@ -37,6 +37,15 @@ def without(name, call):
     return refuse
 
 
+def levels_in(text, **options):
+    """A call that reads noise levels from a file with this text."""
+    return lambda: track(SMALL, levels=given(text, "levels.json"), **options)
+
+
+def altered_levels(**values):
+    return lambda: track(SMALL, levels=track(SMALL).levels._replace(**values))
+
+
 SMALL = {"time": [0, 1, 2], "x": [0.0, 1.0, 2.0], "y": [0.0, 0.0, 0.1]}
 PATH = f"{FOLDER}/d.csv"
 ERRORS = [
@@ -152,6 +161,13 @@ ERRORS = [
         "levels",
         lambda: track({"time": [0], "x": [0.0], "y": [0.0]}, fit=True),
     ),
+    (ValueError, "track: jitter", "positive", lambda: track(SMALL, jitter=-1.0)),
+    (ValueError, "track: levels", "cannot be read", lambda: track(SMALL, levels=FOLDER / "none.json")),
+    (ValueError, "track: levels", "JSON", levels_in("{")),
+    (ValueError, "track: levels", "no noise levels", levels_in("{}")),
+    (ValueError, "track: levels", "negative", altered_levels(noise=-1.0)),
+    (ValueError, "track: levels", "modes", altered_levels(durations=(1.0, 1.0, 1.0))),
+    (ValueError, "track: levels", "sigma", levels_in("{}", sigma=1.0)),
 ]
 
 

@@ -31,7 +31,7 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="cv (constant velocity), cv-ca (constant velocity or acceleration) or turn (straight, left, right) "
+            help="cv or cv3 (constant velocity, 2 or 3 noise levels), cv-ca (velocity or acceleration) or turn "
             "(default: cv; built-in scenario: turn).",
             show_default=False,
         ),
@@ -59,6 +59,13 @@ def command(
             show_default=False,
         ),
     ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation of the times of detections; 0 for exact times (default: estimated).",
+            show_default=False,
+        ),
+    ] = None,
     turn_rate: Annotated[
         float | None,
         typer.Option(
@@ -73,8 +80,14 @@ def command(
             help="Probability that a detection is an outlier; 0 rejects none (default: 0.01).", show_default=False
         ),
     ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(
+            help="Results (--json) of an earlier run with the noise levels (default: none).", show_default=False
+        ),
+    ] = None,
     smooth: Annotated[bool, typer.Option("--smooth", help="Also estimate each state from all detections.")] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Refine the given or estimated noise levels by EM.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Refine the noise levels by maximum likelihood.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the built-in scenario.")] = 0,
     out: Annotated[
@@ -105,7 +118,8 @@ def command(
 
     Prints a table of results and writes an HTML page.
 
-    Noise levels are given by --sigma and --noise, or estimated from the detections; --fit refines them by EM.
+    Noise levels are given by --sigma and --noise, or estimated from the detections; --fit refines them by
+    maximum likelihood, and --levels takes those of an earlier run.
     """
     from ..page import as_json
     from ..reporting import report
@@ -125,8 +139,9 @@ def command(
     check_drawing("track")
     with progress(console, "Filtering") as tell:
         tracks = track(
-            file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, turn_rate=turn_rate,
-            outliers=outliers, smooth=smooth, fit=fit, skip_bad=skip_bad, seed=seed, progress=tell,
+            file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, jitter=jitter,
+            turn_rate=turn_rate, outliers=outliers, levels=levels, smooth=smooth, fit=fit,
+            skip_bad=skip_bad, seed=seed, progress=tell,
         )  # fmt: skip
         tell(what="Writing the page")
         html, data = report(tracks), "" if json is None else as_json(data_of(tracks))

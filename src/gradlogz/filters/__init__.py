@@ -18,7 +18,7 @@ AttentionFilter     softmax attention as a filter, with the covariance it drops;
 attentive_imm       filters whose transitions depend on the state; attentive_gpb1, attentive_gpb2, attended_model,
                     fit_eta
 ConjugateWeights    attention to natural parameters, weighted by their conjugate posterior; EtaPosterior
-normalized_innovation   consistency of a filter (NIS); nees, in_gate, Consistency
+normalized_innovation   consistency of a filter (NIS); nees, in_gate, innovation_scores, Consistency
 """
 
 from .models.switching_model import (
@@ -93,6 +93,7 @@ from .conjugate.attention_filter import (
     LinearLink as LinearLink,
 )
 from .conjugate.conjugate_weights import ConjugateWeights as ConjugateWeights, EtaPosterior as EtaPosterior
+from .gaussian.innovation_scores import innovation_scores as innovation_scores
 from .gaussian.consistency import (
     normalized_innovation as normalized_innovation,
     nees as nees,

@@ -45,6 +45,7 @@ from .tracks_wording import (
     headline,
     length_unit,
     method,
+    moment_text,
     quantity_cells,
     quantity_name,
     remarks,
@@ -90,7 +91,7 @@ def page_of(tracks: Tracks) -> Page:
             **({"seed": f"{s.seed}"} if simulated else {}),
             "command": tracks.command,
         },
-        references=cited((FILTERS[s.filter][1], "barshalom01")),
+        references=cited((FILTERS[s.filter][1], "barshalom01", "rosenblatt52")),
         data=data_of(tracks),
         made_by="gradlogz track",
     )
@@ -128,12 +129,12 @@ def _sections(tracks: Tracks) -> tuple[Section, ...]:
     text = [Text((selection,))] if selection else []
     return (
         Section("Results", (Text((_HOW_TO_READ,), title="How to read this page"), _results(tracks))),
+        Section("Noise levels", (_facts(tracks),)),
         *([Section("All tracks", tuple(overview))] if many else []),
         Section("Individual targets", (*text, Views("targets", "Target", views))),
-        Section("Consistency of the filter (NIS)", (_calibration(tracks), _over_time(tracks))),
+        *([Section("Consistency of the filter (NIS)", tuple(nis))] if (nis := _consistency(tracks)) else []),
         *([Section("Outliers", tuple(outliers))] if (outliers := _outliers(tracks)) else []),
         Section("Targets", (_table(tracks),)),
-        Section("Noise levels", (_facts(tracks),)),
     )
 
 
@@ -210,8 +211,8 @@ def _rows(tracks: Tracks) -> list[tuple[Any, ...]]:
     columns = [
         lengths.tolist(),
         (_means(tracks, detected) * lengths).round().long().tolist(),
-        [detections.label[i] for i in order[starts].tolist()],
-        [detections.label[i] for i in order[ends].tolist()],
+        [moment_text(detections.label[i]) for i in order[starts].tolist()],
+        [moment_text(detections.label[i]) for i in order[ends].tolist()],
         (
             _means(tracks, tracks.nis) / _means(tracks, tracks.degrees.masked_fill(tracks.nis.isnan(), math.nan))
         ).tolist(),
@@ -244,11 +245,18 @@ def _outliers(tracks: Tracks) -> list[Part]:
     rows = detections.outlying.nonzero().flatten()
     if len(rows) == 0:
         return []
-    distance = (detections.position - tracks.best.mean[:, : len(axes)])[rows].square().nansum(-1).sqrt()
-    order = distance.argsort(descending=True)[:LISTED]
+    apart = (detections.position - tracks.best.mean[:, : len(axes)])[rows]
+    unknown = apart.isnan().all(-1)  # before the first estimate
+    distance = apart.square().nansum(-1).sqrt().masked_fill(unknown, math.nan)
+    order = distance.nan_to_num(nan=-1.0).argsort(descending=True)[:LISTED]
     cells = [
-        (detections.names[int(detections.target[i])], detections.label[int(i)], *detections.position[i].tolist(), d)
-        for i, d in zip(rows[order], distance[order].tolist(), strict=True)
+        (
+            detections.names[int(detections.target[i])],
+            moment_text(detections.label[int(i)]),
+            *detections.position[i].tolist(),
+            d,
+        )
+        for i, d in zip(rows[order], _plain(distance[order]), strict=True)
     ]
     columns = (Column("target"), Column("time"), *(Column(axis, unit) for axis in axes), Column("distance", unit))
     caption = (
@@ -351,7 +359,11 @@ def _target(tracks: Tracks, axes: Axes, target: int) -> tuple[Text | Table | Fig
     caption = f"The {_counted(tracks, near)} of {name} around the largest change of its mode probabilities."
     close = _path(tracks, closer, f"close-{target}", f"{name}: largest change of modes", near, caption)
     figures = [path, close] if len(rows) > 2 * CLOSE else [path]
-    return (*figures, _modes(tracks, target, name, rows), _innovations(tracks, target, name, rows))
+    if len(rows) > 1:
+        figures.append(_modes(tracks, target, name, rows))
+    if not bool(tracks.nis[rows].isnan().all()):
+        figures.append(_innovations(tracks, target, name, rows))
+    return tuple(figures)
 
 
 def _counted(tracks: Tracks, rows: Tensor) -> str:
@@ -418,11 +430,10 @@ def _innovations(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure
     part = part[~tracks.nis[part].isnan()]
     times = (tracks.detections.time[part] - tracks.detections.time[rows[0]]).tolist()
     inside, degrees = tracks.inside[part], tracks.degrees[part]
-    usual = degrees == degrees.mode().values if len(part) else degrees == 0
-    marks: list[Mark] = []
-    if len(part):  # one band for the usual number of coordinates: the bands of the others would be spikes
-        low, high = (float(band[part][usual][0]) for band in (tracks.nis_low, tracks.nis_high))
-        marks.append(Ribbon("95 % band", [times[0], times[-1]], [low] * 2, [high] * 2, "grey"))
+    usual = degrees == degrees.mode().values
+    # One band for the usual number of coordinates: the bands of the others would be spikes.
+    low, high = (float(band[part][usual][0]) for band in (tracks.nis_low, tracks.nis_high))
+    marks: list[Mark] = [Ribbon("95 % band", [times[0], times[-1]], [low] * 2, [high] * 2, "grey")]
     for label, side, colour in (("inside", inside, "blue"), ("outside", ~inside, "vermilion")):
         for extra, chosen, symbol in (
             ("", side & usual, "circle"),
@@ -434,7 +445,7 @@ def _innovations(tracks: Tracks, target: int, name: str, rows: Tensor) -> Figure
     axis = Axis("NIS", "1", "eᵀS⁻¹e", scale="log")
     share = share_of(int(inside.sum()), len(part))
     caption = f"NIS of {name}: {share.number} of {share.total} inside the 95 % chi-square band"
-    caption += f" (95 % CI {100 * share.low:.0f}–{100 * share.high:.0f} %; expected 95 %)." if share.total else "."
+    caption += f" (95 % CI {100 * share.low:.0f}–{100 * share.high:.0f} %; expected 95 %)."
     caption += _other_bands(tracks, part[usual], part[~usual])
     return Figure(
         f"nis-{target}", f"{name}: normalised innovations squared", _time_axis(tracks), axis, tuple(marks), caption
@@ -453,6 +464,35 @@ def _other_bands(tracks: Tracks, usual: Tensor, others: Tensor) -> str:
         bands.append(f"{several} with {counted(int(degrees), 'coordinate')}, band {low:.2g} to {high:.2g}")
     shown = counted(int(tracks.degrees[usual[0]]), "coordinate")
     return f" The band shown is that of innovations with {shown}. Diamonds: {'; '.join(bands)}."
+
+
+def _consistency(tracks: Tracks) -> list[Part]:
+    """Calibration, consistency over time, and the largest NIS; empty without innovations."""
+    if tracks.consistency.total == 0:
+        return []
+    return [_calibration(tracks), _over_time(tracks), _largest(tracks)]
+
+
+def _largest(tracks: Tracks) -> Table:
+    """Table of the detections whose NIS is above its band, the largest first."""
+    detections, axes, unit = tracks.detections, tracks.detections.axes, length_unit(tracks)
+    tail = torch.special.gammaincc(tracks.degrees / 2, tracks.nis / 2)
+    above = (tracks.nis > tracks.nis_high).nonzero().flatten()
+    order = above[tracks.nis[above].argsort(descending=True, stable=True)]
+    cells = [
+        (detections.names[int(detections.target[i])], moment_text(detections.label[int(i)]),
+         *tracks.innovation[i].tolist(), float(tracks.nis[i]), float(tail[i]))
+        for i in order[:LISTED]
+    ]  # fmt: skip
+    columns = (
+        Column("target"), Column("time"), *(Column(f"innovation {axis}", unit) for axis in axes), Column("NIS", "1"),
+        Column("p-value", "1"),
+    )  # fmt: skip
+    caption = (
+        f"Detections above the 95 % band, the largest first: {counted(len(above), 'detection')}. p-value: probability "
+        "of a larger NIS if the filter is consistent."
+    )
+    return Table("largest", "Largest NIS", columns, tuple(cells), caption, shown=10, stacked=True)
 
 
 def _calibration(tracks: Tracks) -> Figure:
@@ -488,14 +528,13 @@ def _over_time(tracks: Tracks) -> Figure:
     times = [float(tracks.detections.time[p].mean()) for p in parts]
     values = [100 * s.value for s in shares]
     marks: list[Mark] = [
-        Line("consistent filter", [times[0], times[-1]], [95.0, 95.0], "ink", "dash")
-        if times
-        else Line("none", [], []),
+        Line("consistent filter", [times[0], times[-1]], [95.0, 95.0], "ink", "dash"),
         Points("inside", times, values, low=[100 * s.low for s in shares], high=[100 * s.high for s in shares]),
     ]
     axis = Axis("share of NIS inside the 95 % band", "%")
-    size = len(parts[0]) if parts else 0
-    caption = f"Each point: share of about {size} consecutive NIS values inside their 95 % band, with its 95 % CI."
+    caption = (
+        f"Each point: share of about {len(parts[0])} consecutive NIS values inside their 95 % band, with its 95 % CI."
+    )
     return Figure("inside", "Consistency over time", _time_axis(tracks), axis, tuple(marks), caption)
 
 
@@ -511,15 +550,28 @@ def _facts(tracks: Tracks) -> Facts:
     if s.model == "turn":
         rate = math.degrees(levels.turn_rate)
         rows["modes left and right"] = f"process noise as in the first mode, turn rate {rate:.4g} degrees per {time}"
-    elif s.model == "cv":
+    elif s.model in ("cv", "cv3"):
+        if s.model == "cv3":
+            rows["mode moderate"] = (
+                f"process noise (on the velocity) with spectral density {levels.moderate:.4g} {density}"
+            )
         noise = f"process noise (on the velocity) with spectral density {levels.manoeuvre:.4g} {density}"
-        rows[f"mode {s.modes[1]}"] = noise
+        rows[f"mode {s.modes[-1]}"] = noise
     else:
         jerk = levels.manoeuvre / levels.step**2
         noise = f"process noise (on the acceleration) with spectral density {jerk:.4g} {unit}²/{time}⁵"
         rows[f"mode {s.modes[1]}"] = noise
-    durations = "the filter assumes that the first mode lasts 20 steps on average, the others 10"
-    rows["step"] = f"median {levels.step:.4g} {time}; {durations}"
+    lasts = ", ".join(f"{mode} {t:.4g} {time}" for mode, t in zip(s.modes, levels.durations, strict=True))
+    rows["mean durations"] = lasts
+    rows["step"] = f"median {levels.step:.4g} {time}"
+    if levels.jitter:
+        rows["times of detections"] = f"standard deviation {levels.jitter:.4g} {time}, along the velocity"
+        rows["late detections"] = (
+            f"{100 * levels.late:.3g} %, standard deviations {levels.late_jitter:.4g} {time} and "
+            f"{levels.late_sigma:.4g} {unit}"
+        )
+    if s.fit:
+        rows["fit"] = f"maximum likelihood, {'converged' if tracks.converged else 'not converged'}"
     rows["log likelihood"] = f"{tracks.log_likelihood:.6g} nats"
     return Facts(rows)
 
@@ -541,8 +593,13 @@ def _methods(filter_: str) -> tuple[str, ...]:
         "N(0, (2 v₉₅)²); v₉₅ is the 95 % quantile of the speed between successive detections. Missing coordinates are "
         "left out of the update.",
         "NIS, the normalised innovation squared, is eᵀS⁻¹e for an innovation e with predicted covariance S; for the "
-        "correct model it has a chi-square distribution with as many degrees of freedom as e has coordinates "
-        "[barshalom01]. The first detection of a coordinate has no innovation.",
+        "correct model of one mode it has a chi-square distribution with as many degrees of freedom as e has "
+        "coordinates [barshalom01]. With several modes, whose prediction is a mixture, the NIS is the sum of squares "
+        "of standard normal scores, each coordinate given the one before it [rosenblatt52], which has this "
+        "distribution, too, and equals eᵀS⁻¹e for one mode. The first detection of a coordinate has no innovation.",
+        "If detections deviate more along their path than across it, their times are inaccurate: R = σ²I + τ²vvᵀ with "
+        "the jitter τ of times and the velocity v given the detections before. A share of the detections is late, with "
+        "a larger τ and σ. Rows that repeat an earlier position of a target that moves are not used.",
         "Outliers: the filter runs forward and backward in time with a model in which every detection may be unrelated "
         "to the target. Detections that are unrelated with a probability above 1/2 in both directions are left out, "
         "unless these are two or more, and at least 30 %, of the target's.",

@@ -4,6 +4,8 @@ Read next: tracks_page.py and tracks_terminal.py, which show them; ../tracking/t
 """
 
 import math
+import re
+from typing import Any
 
 from ..page.parts import Status
 from ..tracking.records import LEVEL, TOLERANCE, TrackQuantity, Tracks, consistency_verdict
@@ -12,6 +14,7 @@ from ..tracking.settings import TrackingSettings
 
 STATUS_OF: dict[str, Status] = {"consistent": "agrees", "inconsistent": "departs", "": "silent"}
 LABELS = {"consistent": "consistent (NIS)", "inconsistent": "inconsistent (NIS)", "": "no innovations"}
+SHARES = ("nis", "innovation", "mode", "late")  # shown in percent
 NAMES = {
     "nis": "NIS in 95 % band",
     "innovation": "innovation in 95 % band",
@@ -21,6 +24,9 @@ NAMES = {
     "noise": "process noise",
     "manoeuvre": "manoeuvre noise",
     "turn_rate": "turn rate",
+    "moderate": "moderate noise",
+    "jitter": "jitter of times",
+    "late": "late detections",
     "position_error": "position RMS error",
     "nees": "NEES / dof",
 }
@@ -41,28 +47,38 @@ def time_unit(tracks: Tracks) -> str:
     return tracks.detections.unit or "time"
 
 
+def moment_text(label: Any) -> Any:
+    """A time as in the input; a timestamp in a form that fits one line of a table: 2024-05-01 12:00:00.5Z."""
+    if isinstance(label, int | float):
+        return label
+    text = str(label).strip().replace("T", " ").replace("+00:00", "Z")
+    return re.sub(r"(\.\d{3})\d+", r"\1", text)
+
+
 # Cells of tables -----------------------------------------------------------------------------------------------------
 
 
 def quantity_name(row: TrackQuantity) -> str:
-    """Name of a quantity: "innovation in 95 % band, x", "mode straight, mean prob."."""
+    """Name of a quantity: "innovation in 95 % band, x", "mode straight, prob."."""
     if row.name == "mode":
-        return f"mode {row.part}, mean prob."
+        return f"mode {row.part}, prob."
     return NAMES[row.name] + (f", {row.part}" if row.part else "")
 
 
 def quantity_unit(row: TrackQuantity, tracks: Tracks) -> str:
     """Unit of a quantity."""
     length, time = length_unit(tracks), time_unit(tracks)
-    if row.name in ("nis", "innovation", "mode"):
+    if row.name in SHARES:
         return "%"
-    units = {"noise": f"{length}²/{time}³", "manoeuvre": f"{length}²/{time}³", "turn_rate": f"°/{time}", "nees": "1"}
+    density = f"{length}²/{time}³"
+    units = {"noise": density, "moderate": density, "manoeuvre": density, "turn_rate": f"°/{time}", "nees": "1"}
+    units["jitter"] = time
     return units.get(row.name, length)
 
 
 def quantity_cells(row: TrackQuantity, tracks: Tracks) -> tuple[str, str, str]:
     """Value with its unit, 95 % confidence interval and expected value; empty where there is none."""
-    if row.name in ("nis", "innovation", "mode"):
+    if row.name in SHARES:
         interval = "" if math.isnan(row.low) else f"{100 * row.low:.1f}–{100 * row.high:.1f} %"
         expected = "" if math.isnan(row.expected) else f"{100 * row.expected:.0f} %"
         return f"{100 * row.value:.1f} %", interval, expected
@@ -88,9 +104,12 @@ def sample(tracks: Tracks) -> str:
 def method(tracks: Tracks) -> str:
     """Filter, modes, smoothing and origin of the noise levels."""
     s = tracks.settings
-    options = [s.sigma, s.noise, *([s.turn_rate] if s.model == "turn" else [])]
+    options = [s.sigma, s.noise, *([s.turn_rate] if s.model == "turn" else [])]  # the jitter need not be given
     if s.fit:
-        levels = f"fitted by EM ({counted(tracks.rounds, 'iteration')})"
+        end = "converged" if tracks.converged else "not converged"
+        levels = f"fitted by maximum likelihood ({end} after {counted(tracks.evaluations, 'evaluation')})"
+    elif s.levels is not None:
+        levels = f"of {s.levels.rsplit('/', 1)[-1]}"
     elif tracks.detections.truth is not None and _levels(s) == _levels(settings_of(s.model)):
         levels = "preset for the scenario"
     elif all(options):
@@ -160,6 +179,9 @@ def remarks(tracks: Tracks) -> list[str]:
     sentences = [skipped(tracks)]
     if count := int(rows.outlying.sum()):
         sentences.append(f"{counted(count, 'detection')} rejected as outliers; --outliers 0 rejects none.")
+    if rows.stale is not None:
+        repeats = counted(int(rows.stale.sum()), "row")
+        sentences.append(f"{repeats} not used: the position repeats an earlier one of a target that moves.")
     if rows.late:
         sentences.append(f"{counted(rows.late, 'row')} before an earlier time of the target: rows are sorted by time.")
     if rows.repeated:

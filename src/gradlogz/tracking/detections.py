@@ -50,6 +50,7 @@ class Detections(NamedTuple):
         repeated: number of rows left out because they repeat another one.
         unused: names of the columns that are not used.
         rejected: rows that are taken for outliers, once they are known.
+        stale: rows that repeat an earlier position of a moving target, once they are known.
     """
 
     label: list[Any]
@@ -68,6 +69,7 @@ class Detections(NamedTuple):
     repeated: int = 0
     unused: tuple[str, ...] = ()
     rejected: Bool[Tensor, "n"] | None = None
+    stale: Bool[Tensor, "n"] | None = None
 
     @property
     def axes(self) -> str:
@@ -81,8 +83,9 @@ class Detections(NamedTuple):
 
     @property
     def used(self) -> Float[Tensor, "n d"]:
-        """Coordinates that the filter uses; NaN for outliers, too."""
-        return self.position.masked_fill(self.outlying.unsqueeze(-1), math.nan)
+        """Coordinates that the filter uses; NaN for outliers and stale rows, too."""
+        unused = self.outlying if self.stale is None else self.outlying | self.stale
+        return self.position.masked_fill(unused.unsqueeze(-1), math.nan)
 
     def rows(self, at: Int[Tensor, "m"]) -> "Detections":
         """Some rows, with the targets that they contain."""

@@ -1,4 +1,4 @@
-"""Noise levels estimated from detections, and the switching model with these levels.
+"""Noise levels estimated from detections.
 
     e = p_1 - (h_2 p_0 + h_0 p_2) / (h_0 + h_2)       deviation of a detection from linear interpolation between two
     Var e = sigma² a + noise c                        others, h_0 after the first and h_2 before the last
@@ -8,25 +8,30 @@ Near triples (small c) and wide triples (large c) give two equations for sigma²
 to a mean, makes them robust to manoeuvres; the 95 % quantile of e² over wide triples gives the manoeuvre level. Process
 noise is that of x and y; z has its own sigma.
 
-Read next: run_tracking.py.
+    Var e = sigma² a + noise c + jitter² v² a         along the velocity v, if the times of detections are inaccurate
+
+If deviations along the path exceed those across it, times have a jitter, and sigma and noise are those across the path.
+
+Read next: tracking_model.py (the model with these levels), level_fit.py (maximum likelihood), run_tracking.py.
 """
 
-import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .._errors import InputValueError
 from .._typing import Float, Tensor
-from ..filters.models.linear_motion import constant_acceleration, constant_velocity, coordinated_turn
-from ..filters.models.switching_model import Generator, SwitchingModel
-from ..filters.prior_and_series import Prior
 from .detections import Detections, grouped
 from .settings import TrackingSettings
 
 WIDE = 4  # rows from the centre of a wide triple to its ends
 MEDIAN, HIGH = 0.4549364, 3.8414588  # chi-square with one degree of freedom: median and 95 % quantile
+CLEARLY = 2.0  # least ratio of the variances along and across the path that is taken for a jitter of times
+DOUBT = 7.0  # two standard errors of the ratio of two medians of squares, times the root of their number
+FAST = 6.0  # standard deviations that a target must move between the ends of a wide triple to have a direction
+MOVING, ENOUGH = 0.2, 50  # least share and least number of triples of such targets that a jitter is estimated from
+LATE, LATE_JITTER, LATE_SIGMA = 0.1, 6.0, 3.0  # of late detections: share, jitter and sigma relative to the others
 LASTS = 20.0  # mean duration of the first mode in steps; the others last half as long
 LEAST = 1e-3  # least process noise per step, relative to sigma²: without it the gain would go to 0
 FLOOR = 1e-6  # least sigma, relative to the length of a step
@@ -48,6 +53,11 @@ class Levels(NamedTuple):
         step: median time between two rows of a target.
         speed: 95 % quantile of the speed between rows.
         ratios: standard deviation of each coordinate, divided by sigma.
+        durations: mean duration of each mode.
+        moderate: spectral density in the second mode of the model cv3.
+        jitter: standard deviation of the times of detections.
+        late: share of late detections, whose times and positions are less accurate.
+        late_jitter, late_sigma: their standard deviations.
     """
 
     sigma: float
@@ -57,6 +67,12 @@ class Levels(NamedTuple):
     step: float
     speed: float
     ratios: tuple[float, ...]
+    durations: tuple[float, ...]
+    moderate: float = 0.0
+    jitter: float = 0.0
+    late: float = 0.0
+    late_jitter: float = 0.0
+    late_sigma: float = 0.0
 
 
 def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
@@ -67,7 +83,10 @@ def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
     step = float(dt.median()) if len(dt) else 1.0
     declared = _declared_sigma(detections, settings)
     length, speed = _steps(t, who, p)
-    near, wide = (_triples(t, who, p[:, :2], apart) for apart in (1, WIDE))
+    jitter = settings.jitter
+    if jitter is None:
+        jitter = _jitter(t, who, p[:, :2]) if declared is None else 0.0
+    near, wide = (_triples(t, who, p[:, :2], apart, across=jitter > 0) for apart in (1, WIDE))
     r, q, high = _solved(near, wide)
     if declared is not None:
         r = float(declared.square().mean())
@@ -79,7 +98,13 @@ def levels_of(detections: Detections, settings: TrackingSettings) -> Levels:
     sigma = math.sqrt(r)
     rate = math.radians(settings.turn_rate) if settings.turn_rate else _turning(t, who, p, sigma, step)
     ratios = _height_ratio(t, who, p, r) if declared is None else tuple((declared / sigma).tolist())
-    return Levels(sigma, noise, max(high, RISE * noise), rate, step, max(speed, sigma / step), ratios)
+    manoeuvre = max(high, RISE * noise)
+    durations = (LASTS * step, *[LASTS * step / 2] * (len(settings.modes) - 1))
+    late = (LATE, LATE_JITTER * jitter, LATE_SIGMA * sigma) if jitter else (0.0, 0.0, 0.0)
+    return Levels(
+        sigma, noise, manoeuvre, rate, step, max(speed, sigma / step), ratios, durations,
+        math.sqrt(noise * manoeuvre), jitter, *late,
+    )  # fmt: skip
 
 
 def _height_ratio(t: Tensor, who: Tensor, p: Tensor, r: float) -> tuple[float, ...]:
@@ -102,45 +127,6 @@ def _declared_sigma(detections: Detections, settings: TrackingSettings) -> Float
     return declared.expand(detections.position.shape[-1])
 
 
-def model_of(levels: Levels, settings: TrackingSettings, dimensions: int) -> SwitchingModel:
-    """Switching model in continuous time, with the modes of the settings."""
-    r = levels.sigma**2
-    numbers: dict[str, Any] = {"observation_variance": r, "dtype": torch.float64}
-    straight = constant_velocity(dimensions, spectral_density=levels.noise, **numbers)
-    components = None
-    if settings.model == "cv":
-        others = [constant_velocity(dimensions, spectral_density=levels.manoeuvre, **numbers)]
-    elif settings.model == "turn":
-        noise = {"spectral_density": levels.noise, **numbers}
-        others = [coordinated_turn(dimensions, rate=w * levels.turn_rate, **noise) for w in (1, -1)]
-    else:
-        jerk = levels.manoeuvre / levels.step**2  # moves a velocity as much in one step as the manoeuvre noise does
-        others = [constant_acceleration(dimensions, spectral_density=jerk, **numbers)]
-        components = [[i for i in range(3 * dimensions) if i % 3 < 2], range(3 * dimensions)]
-    k = 1 + len(others)
-    rate = torch.zeros(k, k, dtype=torch.float64)
-    rate[0, 1:] = 1 / (LASTS * levels.step * (k - 1))
-    rate[1:, 0] = 2 / (LASTS * levels.step)
-    rate -= torch.diag_embed(rate.sum(-1))
-    model = SwitchingModel.of([straight, *others], transition=Generator(rate), components=components)
-    ratios = torch.tensor(levels.ratios, dtype=torch.float64)
-    return dataclasses.replace(model, R=model.R * ratios.outer(ratios))
-
-
-def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
-    """Diffuse prior before the first detection, relative to its position: velocity N(0, (2 v₉₅)²).
-
-    Modes have their stationary probabilities, 2/3 for the first.
-    """
-    s = model.state_size // dimensions
-    position = DIFFUSE * levels.sigma * max(levels.ratios)
-    acceleration = levels.speed / levels.step / 10
-    deviations = torch.tensor([position, 2 * levels.speed, acceleration][:s], dtype=torch.float64).repeat(dimensions)
-    share = torch.tensor([2.0, *[1 / (model.modes - 1)] * (model.modes - 1)], dtype=torch.float64) / 3
-    mean = torch.zeros(model.state_size, dtype=torch.float64)
-    return Prior(mean, deviations.square().diag(), share.log())
-
-
 # Estimation ---------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +137,8 @@ class Triples(NamedTuple):
     drift: Float[Tensor, "n"]
 
 
-def _triples(t: Tensor, who: Tensor, p: Tensor, apart: int) -> Triples:
+def _triples(t: Tensor, who: Tensor, p: Tensor, apart: int, *, across: bool = False) -> Triples:
+    """Deviations of both coordinates, or those across the path."""
     if len(t) <= 2 * apart:
         return Triples(t[:0], t[:0])
     first, middle, last = slice(None, -2 * apart), slice(apart, -apart), slice(2 * apart, None)
@@ -161,10 +148,45 @@ def _triples(t: Tensor, who: Tensor, p: Tensor, apart: int) -> Triples:
     e = p[middle][same] - w * p[first][same] - (1 - w) * p[last][same]
     a = 1 + w**2 + (1 - w) ** 2
     c = ((h_0 * h_2) ** 2 / (3 * (h_0 + h_2))).unsqueeze(-1)
+    if across:
+        e = _along_and_across(e, (p[last] - p[first])[same])[1].unsqueeze(-1)
     detected = e.isfinite()
     squared, drift = (e**2 / a)[detected], (c / a).expand_as(e)[detected]
     every = max(1, len(squared) // SAMPLE)
     return Triples(squared[::every], drift[::every])
+
+
+def _along_and_across(e: Float[Tensor, "n xy"], chord: Float[Tensor, "n xy"]) -> tuple[Tensor, Tensor]:
+    """Components of deviations along and across the way between the ends of a triple."""
+    way = chord / chord.norm(dim=-1, keepdim=True)
+    return (e * way).sum(-1), e[:, 1] * way[:, 0] - e[:, 0] * way[:, 1]
+
+
+def _jitter(t: Tensor, who: Tensor, p: Float[Tensor, "n xy"]) -> float:
+    """Standard deviation of times, from near triples of targets that move; 0 unless errors lie along the path.
+
+    The path is that of the ends of wide triples: errors of the near triple itself must not decide its direction.
+    """
+    if len(t) <= 2 * WIDE:
+        return 0.0
+    same = (who[: -2 * WIDE] == who[2 * WIDE :]) & (t[: -2 * WIDE] < t[2 * WIDE :])
+    chord = (p[2 * WIDE :] - p[: -2 * WIDE])[same]
+    before, middle, after = ((part[WIDE + i : len(t) - WIDE + i])[same] for part, i in ((p, -1), (p, 0), (p, 1)))
+    h_0, h_2 = (t.diff()[WIDE + i : len(t) - WIDE + i][same] for i in (-1, 0))
+    w = (h_2 / (h_0 + h_2)).unsqueeze(-1)
+    a = (1 + w**2 + (1 - w) ** 2).squeeze(-1)
+    e = middle - w * before - (1 - w) * after
+    along, across = (part.square() / a for part in _along_and_across(e, chord))
+    valid = (along + across).isfinite()
+    if not bool(valid.any()):
+        return 0.0
+    moving = valid & (chord.norm(dim=-1) > FAST * math.sqrt(float(across[valid].median()) / MEDIAN))
+    if int(moving.sum()) < max(ENOUGH, MOVING * int(valid.sum())):
+        return 0.0
+    speed = chord.norm(dim=-1)[moving] / (t[2 * WIDE :] - t[: -2 * WIDE])[same][moving]
+    late, wide = (float((part[moving] / speed**2).median()) / MEDIAN for part in (along, across))
+    clearly = CLEARLY * (1 + DOUBT / math.sqrt(int(moving.sum())))
+    return math.sqrt(late - wide) if late > clearly * wide else 0.0
 
 
 def _solved(near: Triples, wide: Triples) -> tuple[float, float, float]:

@@ -23,7 +23,8 @@ from ..filters.models.switching_model import SwitchingModel
 from ..filters.prior_and_series import Prior
 from .detections import Detections
 from .noise_levels import DIFFUSE, SAMPLE, Levels
-from .target_batches import ROWS, TargetBatch, batches, model_of_batch
+from .target_batches import ROWS, TargetBatch, batches
+from .tracking_model import DetectionNoise, diffuse_deviation, model_of_batch, prior_of_batch
 
 ROUNDS = 2
 NEAR = 3  # rows at the start of a filter, before it knows velocities
@@ -33,7 +34,12 @@ FAR, HIGH = 2.0, 0.95  # outliers are spread over FAR times the HIGH quantile of
 
 
 def outliers_in(
-    detections: Detections, model: SwitchingModel, prior: Prior, levels: Levels, probability: float
+    detections: Detections,
+    model: SwitchingModel,
+    prior: Prior,
+    levels: Levels,
+    noise: DetectionNoise | None,
+    probability: float,
 ) -> Bool[Tensor, "n"]:
     """Rows that are outliers; each row is one with this probability before its position is known."""
     rejected = torch.zeros(len(detections.time), dtype=torch.bool)
@@ -42,9 +48,7 @@ def outliers_in(
         outlying = torch.zeros_like(detected)
         for _ in range(ROUNDS):
             y = batch.observations.masked_fill(outlying.unsqueeze(-1), math.nan)
-            outlying |= _both_directions(
-                batch._replace(observations=y), model, prior, levels, detections.sigma, probability
-            )
+            outlying |= _both_directions(batch._replace(observations=y), model, prior, levels, noise, probability)
         few = outlying.sum(-1) < torch.clamp(MANY * detected.sum(-1), min=1.5)
         rejected[batch.rows[batch.inside]] = (outlying & few.unsqueeze(-1))[batch.inside]
     return rejected
@@ -55,7 +59,7 @@ def _both_directions(
     model: SwitchingModel,
     prior: Prior,
     levels: Levels,
-    sigma: Float[Tensor, "n d"] | None,
+    noise: DetectionNoise | None,
     probability: float,
 ) -> Bool[Tensor, "b t"]:
     """Rows that are probably outliers in both directions of time; near the ends, in the direction that ends there."""
@@ -66,7 +70,7 @@ def _both_directions(
         dt=_backward(batch.dt, order),
     )
     forward, backward = (
-        _outlier_probability(each, model, prior, levels, sigma, probability) > 0.5 for each in (batch, turned)
+        _outlier_probability(each, model, prior, levels, noise, probability) > 0.5 for each in (batch, turned)
     )
     forward, backward = forward & detected, _taken(backward, order) & detected
     ahead, back = forward.sum(-1, keepdim=True), backward.sum(-1, keepdim=True)
@@ -81,17 +85,18 @@ def _outlier_probability(
     model: SwitchingModel,
     prior: Prior,
     levels: Levels,
-    sigma: Float[Tensor, "n d"] | None,
+    noise: DetectionNoise | None,
     probability: float,
 ) -> Float[Tensor, "b t"]:
     """Probability that each row is an outlier, given the rows before it."""
     y = batch.observations
-    deviation = _extent(y).clamp(min=DIFFUSE * levels.sigma * max(levels.ratios)).unsqueeze(-1)
-    if sigma is not None:  # outliers of a row are spread widely compared with its own noise
-        deviation = deviation.maximum(DIFFUSE * sigma[batch.rows].amax(-1))
+    deviation = _extent(y).clamp(min=diffuse_deviation(levels)).unsqueeze(-1)
+    if noise is not None:  # outliers of a row are spread widely compared with its own noise
+        sigma = noise.ordinary.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
+        deviation = deviation.maximum(DIFFUSE * sigma[batch.rows])
     covariance = deviation.square()[..., None, None] * torch.eye(y.shape[-1], dtype=y.dtype)
-    robust = with_clutter(model_of_batch(model, batch, sigma), probability, covariance)
-    filtered = imm(robust, y, prior_with_clutter(prior), fields=("log_mode_probability",))
+    robust = with_clutter(model_of_batch(model, batch, noise), probability, covariance)
+    filtered = imm(robust, y, prior_with_clutter(prior_of_batch(prior, noise)), fields=("log_mode_probability",))
     return without_clutter(filtered.log_mode_probability)[1]
 
 

@@ -59,14 +59,17 @@ class Tracks:
         model: the switching model.
         filtered: estimates given the detections so far.
         smoothed: estimates given all detections, if requested.
-        nis: normalised innovations squared; NaN without an innovation.
+        nis: normalised innovations squared (those of the scores of all modes); NaN without an innovation.
         nis_low, nis_high: their 95 % band.
         degrees: their degrees of freedom.
         log_likelihood: log likelihood of all detections.
-        rounds: iterations of the fit.
+        evaluations: number of likelihoods that the fit of the noise levels computed; 0 without a fit.
+        converged: whether the fit converged.
         source: path of the input.
         innovation: innovations by coordinate; NaN without one.
         innovation_deviation: their predicted standard deviations.
+        score: the innovations as standard normal scores of their predicted distribution, each coordinate alone.
+        log_score: log density of each detection given the ones before it; NaN without an innovation.
     """
 
     settings: TrackingSettings
@@ -80,10 +83,13 @@ class Tracks:
     nis_high: Float[Tensor, "n"]
     degrees: Float[Tensor, "n"]
     log_likelihood: float
-    rounds: int
+    evaluations: int
+    converged: bool
     source: str
     innovation: Float[Tensor, "n d"]
     innovation_deviation: Float[Tensor, "n d"]
+    score: Float[Tensor, "n d"]
+    log_score: Float[Tensor, "n"]
 
     @property
     def best(self) -> StateEstimate:

@@ -2,11 +2,11 @@
 
     track     read detections, estimate noise levels, reject outliers, filter, smooth        -> Tracks
 
-Targets of similar length form one batch (target_batches.py). Outliers are rejected first (outliers.py), and the noise
-levels are those of the other detections. Positions are relative to the first detection of a target, with a diffuse
-prior; the first detection of a coordinate therefore has no innovation.
+Targets of similar length form one batch (target_batches.py). Stale rows (stale_rows.py) and outliers (outliers.py) are
+rejected first, and the noise levels are those of the other detections. Positions are relative to the first detection of
+a target, with a diffuse prior; the first detection of a coordinate therefore has no innovation.
 
-Read next: noise_levels.py (the model), records.py (the results).
+Read next: noise_levels.py, tracking_model.py, level_fit.py, records.py (the results).
 """
 
 import dataclasses
@@ -20,26 +20,34 @@ from .._errors import InputValueError
 from .._progress import Progress, reporter
 from .._settings import changed
 from .._typing import Tensor
-from ..filters.fitting.learning import fit
 from ..filters.gaussian.consistency import normalized_innovation
+from ..filters.gaussian.innovation_scores import innovation_scores
 from ..filters.gaussian.smoother import Smoothed, smooth
 from ..filters.gaussian.switching import gpb1, gpb2, imm
-from ..filters.models.switching_model import SwitchingModel
-from ..filters.prior_and_series import Series
 from ..filters.results import Filtered
 from . import scenario
 from .columns import Source
-from .detections import Detections, grouped, read
-from .noise_levels import Levels, levels_of, model_of, prior_of
+from .detections import Detections, read
+from .level_fit import EVALUATIONS, SAMPLED_ROWS, fitted_levels
+from .levels_file import checked_levels, read_levels
+from .noise_levels import Levels, levels_of
 from .outliers import outliers_in
 from .records import StateEstimate, Tracks
 from .settings import TrackingSettings, check
-from .target_batches import ROWS, TargetBatch, batch_of, batches, model_of_batch
+from .stale_rows import stale_rows
+from .target_batches import ROWS, TargetBatch, batches
+from .tracking_model import (
+    model_of,
+    model_of_batch,
+    motion_probability,
+    noise_of,
+    prior_of,
+    prior_of_batch,
+    velocities_of,
+)
 
 Show = Callable[[int, int], None]
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
-FITTED_ROWS, FITTED_STEPS = 4096, 256  # rows of a fit, and the longest series of a target
-ITERATIONS = 60  # largest number of EM iterations
 
 
 def track(
@@ -50,8 +58,10 @@ def track(
     columns: Mapping[str, str] | None = None,
     sigma: float | Sequence[float] | None = None,
     noise: float | None = None,
+    jitter: float | None = None,
     turn_rate: float | None = None,
     outliers: float | None = None,
+    levels: Levels | str | os.PathLike[str] | None = None,
     smooth: bool | None = None,
     fit: bool | None = None,
     skip_bad: bool | None = None,
@@ -66,7 +76,8 @@ def track(
         detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or such columns in
             a dictionary, a DataFrame of pandas or polars, or an xarray.Dataset; None selects the built-in scenario.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
-            rows, where each EM iteration of a fit counts its rows.
+            rows, where each likelihood of a fit counts its rows.
+        levels: noise levels of an earlier run, `tracks.levels`, or the path of its results (--json).
 
     Law: tests/tracking/test_tracks_are_what_the_filters_say.py.
 
@@ -76,8 +87,9 @@ def track(
     """
     base = TrackingSettings() if detections is not None else scenario.settings_of(model or "turn")
     settings = changed(
-        base, filter=filter, model=model, columns=columns, sigma=_numbers(sigma), noise=noise, turn_rate=turn_rate,
-        outliers=outliers, smooth=smooth, fit=fit, skip_bad=skip_bad, seed=seed,
+        base, filter=filter, model=model, columns=columns, sigma=_numbers(sigma), noise=noise, jitter=jitter,
+        turn_rate=turn_rate, outliers=outliers, levels=_name_of(levels), smooth=smooth, fit=fit,
+        skip_bad=skip_bad, seed=seed,
     )  # fmt: skip
     check(settings)
     if detections is None:
@@ -85,7 +97,15 @@ def track(
     else:
         rows = read(detections, columns=settings.columns, skip_bad=settings.skip_bad)
         source = str(detections) if isinstance(detections, str | os.PathLike) else "FILE.csv"
-    return _tracked(rows, settings, source, reporter(progress, "rows"))
+    earlier = read_levels(levels) if isinstance(levels, str | os.PathLike) else levels
+    if earlier is not None:
+        earlier = checked_levels(earlier, settings, rows)
+    return _tracked(rows, settings, earlier, source, reporter(progress, "rows"))
+
+
+def _name_of(levels: Levels | str | os.PathLike[str] | None) -> str | None:
+    """Path of the levels, for the command that reproduces the page."""
+    return "LEVELS.json" if isinstance(levels, Levels) else None if levels is None else str(levels)
 
 
 def _numbers(sigma: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
@@ -94,90 +114,101 @@ def _numbers(sigma: float | Sequence[float] | None) -> float | tuple[float, ...]
     return tuple(values) if isinstance(values, Sequence) else values
 
 
-def _tracked(detections: Detections, settings: TrackingSettings, source: str, show: Show) -> Tracks:
-    """Estimate or fit the noise levels, and filter with the resulting model."""
+def _tracked(
+    detections: Detections, settings: TrackingSettings, levels: Levels | None, source: str, show: Show
+) -> Tracks:
+    """Estimate or fit the noise levels, and filter with the resulting model; `levels`: those of an earlier run."""
     if settings.sigma is not None:
         detections = detections._replace(sigma=None)  # the setting replaces the column
     if settings.fit and detections.sigma is not None:
         problem = "fit needs one standard deviation for all rows, but the detections have a column with them"
         raise InputValueError("track", "fit", problem, "Drop fit (--fit), or pass sigma (--sigma) as its start.")
-    dimensions, rounds = detections.position.shape[-1], 0
-    levels = levels_of(detections, settings)
+
+    def estimated() -> Levels:
+        return levels_of(detections, settings) if levels is None else levels
+
+    now = estimated()
+    stale = stale_rows(detections, now.sigma)
+    if bool(stale.any()):
+        detections = detections._replace(stale=stale)
+        now = estimated()
     for _ in range(2 if settings.outliers else 0):  # levels that outliers have raised hide some of them
-        detections = _without_outliers(detections, settings, levels, model_of(levels, settings, dimensions))
-        levels = levels_of(detections, settings)
-    model = model_of(levels, settings, dimensions)
-    learning = 0  # rows processed by the fit, if it needs every iteration
+        detections = _without_outliers(detections, settings, now)
+        now = estimated()
+    evaluations, converged, learning = 0, True, 0
     if settings.fit:
-        batch = _fit_sample(detections)
-        rows = int(batch.inside.sum())
-        learning = rows * ITERATIONS
+        learning = EVALUATIONS * SAMPLED_ROWS  # rows processed by the fit, if it needs every evaluation
         total = learning + len(detections.time)
-        levels, rounds = _fitted(batch, settings, levels, model, lambda done: show(rows * done, total))
-        model = model_of(levels, settings, dimensions)
-        detections = _without_outliers(detections, settings, levels, model) if settings.outliers else detections
-    return _run(detections, settings, levels, model, rounds, source, learning, show)
+        now, evaluations, converged = fitted_levels(
+            detections, settings, now, lambda count: show(SAMPLED_ROWS * count, total)
+        )
+        detections = _without_outliers(detections, settings, now) if settings.outliers else detections
+    return _run(detections, settings, now, evaluations, converged, source, learning, show)
 
 
-def _without_outliers(
-    detections: Detections, settings: TrackingSettings, levels: Levels, model: SwitchingModel
-) -> Detections:
+def _without_outliers(detections: Detections, settings: TrackingSettings, levels: Levels) -> Detections:
     """Detections with outliers marked as rejected; earlier marks are replaced."""
-    detections = detections._replace(rejected=None)
-    prior = prior_of(levels, model, detections.position.shape[-1])
-    model = dataclasses.replace(model, validate=False)
-    return detections._replace(rejected=outliers_in(detections, model, prior, levels, settings.outliers))
+    detections, d = detections._replace(rejected=None), detections.position.shape[-1]
+    model = dataclasses.replace(model_of(levels, settings, d), validate=False)
+    noise = noise_of(detections, levels, velocities_of(detections, settings, levels))
+    prior = prior_of(levels, model, d)
+    return detections._replace(rejected=outliers_in(detections, model, prior, levels, noise, settings.outliers))
 
 
 def _run(
     detections: Detections,
     settings: TrackingSettings,
     levels: Levels,
-    model: SwitchingModel,
-    rounds: int,
+    evaluations: int,
+    converged: bool,
     source: str,
     done: int,
     show: Show,
 ) -> Tracks:
     """Filter batch by batch and restore the order of the rows; `done` counts the rows of the fit."""
     n, d = detections.position.shape
-    prior = prior_of(levels, model, d)
-    model = dataclasses.replace(model, validate=False)
+    model = dataclasses.replace(model_of(levels, settings, d), validate=False)
+    noise = noise_of(detections, levels, velocities_of(detections, settings, levels))
+    prior = prior_of_batch(prior_of(levels, model, d), noise)
     shapes = ((2 * d,), (2 * d, 2 * d), (model.modes,))
     filtered = StateEstimate(*(torch.empty(n, *shape, dtype=torch.float64) for shape in shapes))
     smoothed = StateEstimate(*map(torch.empty_like, filtered)) if settings.smooth else None
     nis = torch.empty(4, n, dtype=torch.float64)
-    innovations = torch.empty(2, n, d, dtype=torch.float64)  # values and predicted standard deviations
+    innovations = torch.empty(3, n, d, dtype=torch.float64)  # values, predicted standard deviations, and scores
+    log_scores = torch.empty(n, dtype=torch.float64)
     log_likelihood, total = 0.0, done + n
     for batch in batches(detections, ROWS):
-        discrete, rows = model_of_batch(model, batch, detections.sigma), batch.rows[batch.inside]
+        discrete, rows = model_of_batch(model, batch, noise), batch.rows[batch.inside]
         if smoothed is not None:
             smoothing = smooth(
                 discrete, batch.observations, prior, method="imm" if settings.filter == "imm" else "gpb2"
             )
             filtering = smoothing.filtered
-            _put(smoothed, rows, _estimate(smoothing, batch, batch.counts[:, -1:]))
+            _put(smoothed, rows, _estimate(smoothing, batch, batch.counts[:, -1:], model.modes))
         else:
             filtering = FILTERS[settings.filter](discrete, batch.observations, prior)
-        _put(filtered, rows, _estimate(filtering, batch, batch.counts))
+        _put(filtered, rows, _estimate(filtering, batch, batch.counts, model.modes))
         first = (batch.counts == 1) & ~batch.observations.isnan()  # relative to a diffuse prior: no innovation
         innovation = filtering.innovation.masked_fill(first, math.nan)
-        nis[:, rows] = torch.stack(
-            [part[batch.inside] for part in normalized_innovation(filtering._replace(innovation=innovation))[:4]]
-        )
+        by_mode = filtering.mode_innovation.masked_fill(first.unsqueeze(-2), math.nan)
+        tested = filtering._replace(innovation=innovation, mode_innovation=by_mode)
+        nis[:, rows] = torch.stack([part[batch.inside] for part in normalized_innovation(tested, mixture=True)[:4]])
         deviation = filtering.innovation_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        innovations[:, rows] = torch.stack((innovation[batch.inside], deviation[batch.inside]))
+        scores = innovation_scores(tested, joint=False)
+        innovations[:, rows] = torch.stack([part[batch.inside] for part in (innovation, deviation, scores)])
+        untested = innovation.isnan().all(-1) | first.any(-1)
+        log_scores[rows] = filtering.step_log_likelihood.masked_fill(untested, math.nan)[batch.inside]
         log_likelihood += float(filtering.log_likelihood.sum())
         done += len(rows)
         show(done, total)
     value, low, high, degrees = nis
     return Tracks(
-        settings, detections, levels, model, filtered, smoothed, value, low, high, degrees, log_likelihood, rounds,
-        source, *innovations,
+        settings, detections, levels, model, filtered, smoothed, value, low, high, degrees, log_likelihood, evaluations,
+        converged, source, innovations[0], innovations[1], innovations[2], log_scores,
     )  # fmt: skip
 
 
-def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor) -> StateEstimate:
+def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor, modes: int) -> StateEstimate:
     """Positions and velocities of the rows of a batch, NaN before there is an estimate."""
     d = batch.observations.shape[-1]
     per = result.mean.shape[-1] // d
@@ -188,60 +219,11 @@ def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor) -
     mean = mean.masked_fill(~known, math.nan)
     covariance = result.covariance[..., places, :][..., places]
     inside = batch.inside
-    return StateEstimate(mean[inside], covariance[inside], result.log_mode_probability[inside].exp())
+    return StateEstimate(
+        mean[inside], covariance[inside], motion_probability(result.log_mode_probability[inside], modes)
+    )
 
 
 def _put(estimates: StateEstimate, rows: Tensor, batch: StateEstimate) -> None:
     for target, values in zip(estimates, batch, strict=True):
         target[rows] = values
-
-
-# Fitting ------------------------------------------------------------------------------------------------------------
-
-
-def _fit_sample(detections: Detections) -> TargetBatch:
-    """A sample of the targets, evenly spread, each with at most FITTED_STEPS rows."""
-    lengths = detections.target.bincount()
-    who = (lengths >= 3).nonzero().flatten()
-    if len(who) == 0:
-        problem = "detections has no target with three rows, which a fit of the noise levels needs"
-        raise InputValueError("track", "detections", problem, "Pass sigma and noise in place of fit (--fit).")
-    wanted = max(1, FITTED_ROWS // int(lengths[who].double().mean().clamp(max=FITTED_STEPS)))
-    who = who[:: math.ceil(len(who) / wanted)]
-    chosen = torch.isin(detections.target, who)
-    part = detections._replace(
-        time=detections.time[chosen],
-        target=detections.target[chosen].unique(return_inverse=True)[1],
-        position=detections.used[chosen],
-        rejected=None,
-    )
-    order, starts, sizes = grouped(part.target)
-    return batch_of(part, order, starts, sizes.clamp(max=FITTED_STEPS))
-
-
-def _fitted(
-    batch: TargetBatch,
-    settings: TrackingSettings,
-    levels: Levels,
-    model: SwitchingModel,
-    show: Callable[[int], None],
-) -> tuple[Levels, int]:
-    """Noise levels fitted by EM, and the number of iterations."""
-    shared = ["R"] if settings.model == "cv" else ["Q", "R"]
-    fitted = fit(
-        model,
-        Series(batch.observations, times=batch.dt.cumsum(-1), lengths=batch.inside.sum(-1)),
-        prior_of(levels, model, batch.observations.shape[-1]),
-        learn=["Q", "R"],
-        structure={"Q": "scale", "R": "scale"},
-        max_iterations=ITERATIONS,
-        tolerance=1e-5,
-        shared=shared,
-        smoother="imm",
-        progress=lambda done, _: show(done),
-    )
-    sigma = math.sqrt(float(fitted.model.R[0, 0, 0])) / levels.ratios[0]
-    levels = levels._replace(
-        sigma=sigma, noise=float(fitted.model.Q[0, 1, 1]), manoeuvre=float(fitted.model.Q[1, 1, 1])
-    )
-    return levels, len(fitted.history) - 1

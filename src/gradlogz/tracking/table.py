@@ -6,7 +6,7 @@
     x_smoothed, ..., x_smoothed_deviation, ...     smoothed position and velocity, if requested
     probability_NAME                               mode probabilities, smoothed if available
     nis, nis_low, nis_high, inside                 normalised innovation squared, its 95 % band, 1 if inside
-    outlier                                        1 if the detection was rejected
+    outlier, stale                                 1 if the detection was rejected, or repeats an earlier position
 
 Velocities are empty before the second detection of a coordinate, nis before there is an innovation.
 
@@ -79,6 +79,7 @@ def _columns(tracks: Tracks) -> dict[str, Any]:
         "nis_high": tracks.nis_high.masked_fill(tracks.nis.isnan(), float("nan")),
         "inside": tracks.inside.double().masked_fill(tracks.nis.isnan(), float("nan")),
         "outlier": tracks.detections.outlying.double(),
+        **({} if rows.stale is None else {"stale": rows.stale.double()}),
     }
 
 

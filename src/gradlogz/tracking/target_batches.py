@@ -1,8 +1,8 @@
-"""Targets side by side: batches of similar length, and the model for the times between their detections.
+"""Targets side by side: batches of similar length, and a model for the times between their detections.
 
 Transition matrices depend only on the time between detections and are computed once for each time that occurs.
 
-Read next: run_tracking.py (the filter), outliers.py.
+Read next: tracking_model.py, run_tracking.py (the filter), outliers.py.
 """
 
 import dataclasses
@@ -80,15 +80,3 @@ def discretized(model: SwitchingModel, dt: Tensor) -> SwitchingModel:
     return dataclasses.replace(
         discrete, transition=discrete.transition[index], F=discrete.F[index], Q=discrete.Q[index]
     )
-
-
-def model_of_batch(model: SwitchingModel, batch: TargetBatch, sigma: Float[Tensor, "n d"] | None) -> SwitchingModel:
-    """The model for the steps of a batch, with the standard deviations of its rows if they have their own.
-
-    sigma: standard deviations of the coordinates of every detection.
-    """
-    discrete = discretized(model, batch.dt)
-    if sigma is None:
-        return discrete
-    R = sigma[batch.rows].square().diag_embed().unsqueeze(-3)
-    return dataclasses.replace(discrete, R=R.expand(*R.shape[:-3], model.modes, -1, -1))

@@ -1,7 +1,7 @@
 """Quantities of tracks with their confidence intervals, and verdicts on consistency: records without words.
 
     nis               share of the NIS inside the 95 % chi-square band, Wilson's interval       expected: 95 %
-    innovation        by coordinate: share inside 1.96 predicted standard deviations            expected: 95 %
+    innovation        by coordinate: share inside the central 95 % interval of its prediction   expected: 95 %
     innovation_rms    by coordinate: root mean square
     mode              mean probability of each mode
     levels            noise levels that the filter used
@@ -26,8 +26,7 @@ def track_quantities(tracks: Tracks) -> list[TrackQuantity]:
 
 def _shares(tracks: Tracks) -> list[TrackQuantity]:
     shares = [("nis", "", tracks.consistency)]
-    ratio = (tracks.innovation / tracks.innovation_deviation).abs()
-    for axis, column in zip(tracks.detections.axes, ratio.unbind(-1), strict=True):
+    for axis, column in zip(tracks.detections.axes, tracks.score.abs().unbind(-1), strict=True):
         inside, total = int((column <= NORMAL_QUANTILE).sum()), int((~column.isnan()).sum())
         shares.append(("innovation", axis, share_of(inside, total)))
     return [
@@ -59,8 +58,12 @@ def _levels(tracks: Tracks) -> list[TrackQuantity]:
     parts = [(axis, ratio * levels.sigma) for axis, ratio in zip(tracks.detections.axes, levels.ratios, strict=True)]
     parts = parts if len(set(levels.ratios)) > 1 else [("", levels.sigma)]
     rows = [*(TrackQuantity("sigma", axis, value) for axis, value in parts), TrackQuantity("noise", "", levels.noise)]
+    if levels.jitter:
+        rows += [TrackQuantity("jitter", "", levels.jitter), TrackQuantity("late", "", levels.late)]
+        rows += [TrackQuantity("jitter", "late", levels.late_jitter), TrackQuantity("sigma", "late", levels.late_sigma)]
     if model == "turn":
         return [*rows, TrackQuantity("turn_rate", "", math.degrees(levels.turn_rate))]
+    rows += [TrackQuantity("moderate", "", levels.moderate)] if model == "cv3" else []
     return [*rows, TrackQuantity("manoeuvre", "", levels.manoeuvre)]
 
 

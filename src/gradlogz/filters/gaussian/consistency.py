@@ -5,7 +5,8 @@
     gate   v^T S^-1 v <= q      observations that can belong to a target
 
 Values above the band mean that the filter is overconfident, values below that it is underconfident. The chi-square
-distribution is exact for one mode; a mixture of several has the same mean and heavier tails.
+distribution is exact for one mode; a mixture of several has the same mean and heavier tails, unless its scores
+(innovation_scores.py) are used.
 
 For a singular covariance, as of a component that is known exactly, the pseudo-inverse is used and the degrees of
 freedom are its rank; an error outside its range has an infinite distance.
@@ -21,6 +22,7 @@ from ..._errors import InputValueError, check_floats, has_values, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special.distributions import chi_square_quantile
 from ..results import Filtered
+from .innovation_scores import innovation_scores
 from .smoother import Smoothed
 
 
@@ -52,12 +54,22 @@ class Consistency(NamedTuple):
 
 
 @without_autocast
-def normalized_innovation(filtered: Filtered, *, level: float = 0.95) -> Consistency:
+def normalized_innovation(filtered: Filtered, *, level: float = 0.95, mixture: bool = False) -> Consistency:
     """Normalised innovation squared (NIS) of every observation, v^T S^-1 v, with its band.
+
+    Args:
+        filtered: result of a filter.
+        level: probability of the band.
+        mixture: whether the squared `innovation_scores` take the place of v^T S^-1 v. They are chi-square for any
+            number of modes, and equal it for one.
 
     Law: tests/laws/test_consistency_is_chi_square.py.
     """
     _check_level("normalized_innovation", "level", level)
+    if mixture:
+        z = innovation_scores(filtered)
+        degrees = (~z.isnan()).sum(-1).to(z.dtype)
+        return _with_band((z.square().nansum(-1).masked_fill(degrees == 0, torch.nan), degrees), level)
     v, S = _required_fields("normalized_innovation", filtered, "innovation", "innovation_covariance")
     return _with_band(_distance(v, S, ~torch.isnan(v)), level)
 
