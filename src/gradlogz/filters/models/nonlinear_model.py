@@ -25,6 +25,7 @@ Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), ../
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -39,13 +40,15 @@ from ..._errors import (
     has_values,
     shape_of,
 )
-from ..._pytree import record, static_field
+from ..._pytree import record, replaced, static_field
 from ..._typing import Bool, Float, Int, Tensor
+from ...kernels.filters.forms import LINEAR, NODES, FunctionForm
 from ..kalman import LinearizedObservation, Motion, Updated, correct
 from ..moment_matching import GaussianMoments, symmetric
 from ..records import TensorRecord
 from ..scalars import from_array
-from .discretization import NODES, diffuse, discretize_chain, exponential
+from .discretization import diffuse, discretize_chain_steps, exponential
+from .function_forms import PackedFunctions, packed_functions, with_form
 from .switching_model import (
     Generator,
     KalmanModel,
@@ -285,8 +288,8 @@ class NonlinearModel(TensorRecord):
             problem = "the model must be continuous in time, but it has a transition matrix"
             remedy = "Build it with Generator(rate) and functions move(x, dt)."
             raise InputValueError("NonlinearModel.at", "model", problem, remedy)
-        transition = discretize_chain(self.transition.rate, dt)
-        return dataclasses.replace(self, transition=transition, dt=dt, per="time", validate=False)
+        transition = discretize_chain_steps(self.transition.rate, dt)
+        return replaced(self, transition=transition, dt=dt, per="time", validate=False)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """Tensors that the steps of a filter need."""
@@ -312,6 +315,14 @@ class NonlinearModel(TensorRecord):
         """Functions of the given kind, one for each mode."""
         functions: Function | Sequence[Function] = getattr(self, name)
         return (functions,) * self.modes if callable(functions) else tuple(functions)
+
+    @functools.cached_property
+    def packed(self) -> PackedFunctions | None:
+        """Functions as compiled filters take them; None if one of them is not built in."""
+        if self.input_size is not None:
+            return None
+        functions = self.functions("move"), self.functions("observe")
+        return packed_functions(*functions, self.residual, self.Q, self.observation_size)
 
     def _check_points(self, call: str) -> None:
         """Check that W = sum_i d_i d_i^T / c² + (beta - alpha²) e e^T, e = sum_i d_i / c², is always a covariance.
@@ -650,6 +661,7 @@ def _difference(residual: Residual | None, left: Tensor, right: Tensor) -> Tenso
 
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """Convert a linear mode to functions."""
+    model = model._replace(F=model.F.clone(), H=model.H.clone())  # torch and compiled filters see the same values
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
         problem = "a linear model with time-varying matrices cannot be a mode of a NonlinearModel"
         raise InputValueError(call, "models", problem, "Write it as a function of state and input.")
@@ -675,6 +687,11 @@ def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
         y, extra = model.H @ x, driven(model.d, model.D, u)
         return y if extra is None else y + extra
 
+    if model.B is None and (model.b is None or (model.b.ndim == 1 and not model.continuous)):
+        form = FunctionForm(LINEAR, matrix=model.F, offset=model.b, is_flow=model.continuous)
+        with_form(flow if model.continuous else move, form)
+    if model.D is None and (model.d is None or model.d.ndim == 1):
+        with_form(observe, FunctionForm(LINEAR, matrix=model.H, offset=model.d))
     return NonlinearMode(flow if model.continuous else move, model.Q, observe, model.R, model.continuous)
 
 
@@ -687,10 +704,14 @@ def _is_nilpotent(A: Tensor) -> bool:
 def _embed(mode: NonlinearMode, E: Tensor, indices: list[int]) -> NonlinearMode:
     """Embed a mode of some components in the full state; the other components become 0."""
     places = torch.tensor(indices, device=E.device)  # a list would be copied to the device in every step
-    return NonlinearMode(
-        lambda x, *u: E @ mode.move(x[places], *u),
-        E @ mode.Q @ E.mT,
-        lambda x, *u: mode.observe(x[places], *u),
-        mode.R,
-        mode.continuous,
-    )
+
+    def move(x: Tensor, *u: Tensor) -> Tensor:
+        return E @ mode.move(x[places], *u)
+
+    def observe(x: Tensor, *u: Tensor) -> Tensor:
+        return mode.observe(x[places], *u)
+
+    for whole, part in ((move, mode.move), (observe, mode.observe)):
+        if isinstance(form := getattr(part, "form", None), FunctionForm):
+            with_form(whole, form.embedded(indices, E, is_motion=whole is move))
+    return NonlinearMode(move, E @ mode.Q @ E.mT, observe, mode.R, mode.continuous)
