@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from ..._errors import has_values
 from ..._typing import Bool, Float, Tensor
 from ...kernels.filters.dispatch import function_kernel
 from ...kernels.filters.fields import KernelResult
@@ -29,7 +30,7 @@ def filter_functions(
     """Filter a series; None if no kernel supports the model, the filter or the values."""
     y, k = observations, parameters.transition.shape[-1]
     (s,), o, batch = state.mean.shape[-1:], y.shape[-1], tuple(y.shape[:-2])
-    if depth > 2 or state.log_probability.shape[-1] != k:
+    if depth > 2 or state.log_probability.shape[-1] != k or not has_values(y, parameters.transition, parameters.R):
         return None
     fields = {"b": y.new_zeros(1, k, s), "d": y.new_zeros(1, k, o)}
     for name in ("transition", "F", "Q", "H", "R", "b", "d", "dt"):

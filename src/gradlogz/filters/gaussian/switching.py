@@ -490,11 +490,11 @@ def _compiled_pass(
     parameters, y, observed = series
     depth = chosen.order
     if not isinstance(parameters, Parameters) or parameters.has is not None:
-        found = filter_functions(depth, parameters, state, y, observed, last=last, is_online=is_online)
-        if found is None:
+        computed = filter_functions(depth, parameters, state, y, observed, last=last, is_online=is_online)
+        if computed is None:
             return None
-        after = FilterState(*found[1:], filter=filter_name(depth))
-        return after, _select_fields(wanted, Filtered._make((*found.reported, found.log_likelihood)))
+        after = FilterState(*computed[1:], filter=filter_name(depth))
+        return after, _select_fields(wanted, Filtered._make((*computed.reported, computed.log_likelihood)))
     fields = tuple(parameters[:7])
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)

@@ -289,7 +289,8 @@ class NonlinearModel(TensorRecord):
             remedy = "Build it with Generator(rate) and functions move(x, dt)."
             raise InputValueError("NonlinearModel.at", "model", problem, remedy)
         transition = discretize_chain_steps(self.transition.rate, dt)
-        return replaced(self, transition=transition, dt=dt, per="time", validate=False)
+        packed = {"packed": self.packed} if has_values(self.Q, dt) else {}  # once for all steps
+        return replaced(self, transition=transition, dt=dt, per="time", validate=False, **packed)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """Tensors that the steps of a filter need."""
@@ -587,11 +588,9 @@ def _sigma_points(
     L = root(P)
     away = square**0.5 * L.mT  # row i is c L_i
     points = torch.cat((m.unsqueeze(-2), m.unsqueeze(-2) + away, m.unsqueeze(-2) - away), -2)  # [*b, k, 2n + 1, s]
-
-    def everywhere(f: Function) -> Mapped:
-        return lambda x, *extra: (torch.func.vmap(lambda point: f(point, *extra))(x),)
-
-    (f,) = _each_mode(functions, everywhere, points, extra, inner=1)
+    each = points.movedim(-2, 0)
+    more = tuple(t.expand(2 * n + 1, *t.shape) for t in extra)
+    f = _each_mode(functions, lambda f: lambda *x: (f(*x),), each, more)[0].movedim(0, -2)
     center = f[..., :1, :]
     if residual is not None:  # unwrap angles relative to the centre
         f = torch.cat((center, center + _difference(residual, f[..., 1:, :], center)), -2)
@@ -604,9 +603,14 @@ def _sigma_points(
 
 
 def root(P: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
-    """Cholesky factor L, L L^T = P, computed column by column; a singular covariance gives columns of 0."""
-    rest, columns = P, []
+    """Cholesky factor L, L L^T = P; a singular covariance gives columns of 0."""
     least = 8 * P.shape[-1] * torch.finfo(P.dtype).eps * P.diagonal(dim1=-2, dim2=-1)
+    is_constant = not P.requires_grad and torch.autograd.forward_ad.unpack_dual(P).tangent is None
+    if is_constant and P.device.type == "cpu" and has_values(P):  # elsewhere the question would synchronise
+        L, failure = torch.linalg.cholesky_ex(P)
+        if not bool(failure.any()) and bool((L.diagonal(dim1=-2, dim2=-1) ** 2 > least).all()):
+            return L
+    rest, columns = P, []
     for i in range(P.shape[-1]):
         pivot = rest[..., i, i]
         alive = (pivot > least[..., i]) & (pivot > 0)
@@ -622,12 +626,11 @@ def _each_mode(
     change: Callable[[Function], Mapped],
     x: Tensor,
     extra: tuple[Tensor, ...],
-    inner: int = 0,
 ) -> list[Tensor]:
-    """Apply function j to x [*b, k, ..., s] at mode j, mapped over targets, in one call if modes share a function."""
+    """Apply function j to x [*b, k, s] at mode j, mapped over targets, in one call if modes share a function."""
     # vmap of derivatives does not compile. torch.compiler is accessed lazily, because it imports the compiler.
     each = torch.compiler.disable(_each_in_turn) if torch.compiler.is_compiling() else _each_in_turn
-    results: list[Tensor] = each(functions, change, x, extra, inner)
+    results: list[Tensor] = each(functions, change, x, extra)
     return results
 
 
@@ -636,16 +639,15 @@ def _each_in_turn(
     change: Callable[[Function], Mapped],
     x: Tensor,
     extra: tuple[Tensor, ...],
-    inner: int,
 ) -> list[Tensor]:
     def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
-        before = arguments[0].shape[: arguments[0].ndim - 1 - inner]
+        before = arguments[0].shape[:-1]
         flat = [a.reshape(-1, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
         return tuple(r.reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
 
     if all(f is functions[0] for f in functions):
         return list(mapped(functions[0], x, *extra))
-    at = x.ndim - 2 - inner
+    at = x.ndim - 2
     results = [mapped(f, *(a.select(at, j) for a in (x, *extra))) for j, f in enumerate(functions)]
     return [torch.stack(parts, at) for parts in zip(*results, strict=True)]
 
@@ -711,7 +713,7 @@ def _embed(mode: NonlinearMode, E: Tensor, indices: list[int]) -> NonlinearMode:
     def observe(x: Tensor, *u: Tensor) -> Tensor:
         return mode.observe(x[places], *u)
 
-    for whole, part in ((move, mode.move), (observe, mode.observe)):
-        if isinstance(form := getattr(part, "form", None), FunctionForm):
-            with_form(whole, form.embedded(indices, E, is_motion=whole is move))
+    for embedded, function in ((move, mode.move), (observe, mode.observe)):
+        if isinstance(form := getattr(function, "form", None), FunctionForm):
+            with_form(embedded, form.embedded(indices, E, is_motion=embedded is move))
     return NonlinearMode(move, E @ mode.Q @ E.mT, observe, mode.R, mode.continuous)

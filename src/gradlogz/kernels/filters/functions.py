@@ -393,7 +393,7 @@ def _update(
     is_unscented: bool,
     R: Any,
     v: Any,
-    seen: Any,
+    is_observed: Any,
     m: Any,
     P: Any,
     new_m: Any,
@@ -407,11 +407,11 @@ def _update(
     H, N = numpy.zeros((o, n)), numpy.zeros((o, o))
     count = 0
     for a in range(o):
-        if seen[a]:
+        if is_observed[a]:
             count += 1
             H[a] = slope[a]
             for b in range(o):
-                if seen[b]:
+                if is_observed[b]:
                     N[a, b] = R[a, b] + (W[a, b] if is_unscented else 0.0)
         else:
             N[a, a] = 1.0
@@ -444,7 +444,7 @@ def _update(
     z, K = numpy.empty(o), numpy.empty((o, n))  # whitened innovation; transposed gain
     square, log_det = 0.0, 0.0
     for a in range(o):
-        total = v[a] if seen[a] else 0.0
+        total = v[a] if is_observed[a] else 0.0
         for h in range(a):
             total -= C[a, h] * z[h]
         z[a] = total / C[a, a]
@@ -466,7 +466,7 @@ def _update(
     for i in range(n):
         total = 0.0
         for a in range(o):
-            if seen[a]:
+            if is_observed[a]:
                 total += K[a, i] * v[a]
         step[i] = total
         for e in range(n):
@@ -623,29 +623,29 @@ def _filter(
     targets, steps, o = y.shape
     g = start_m.shape[1]
     pairs = k if depth == 2 else 1  # Gaussians before the update, for each mode
-    kept = 1 if last else steps
+    reported = 1 if last else steps
     no_angles = angles[:0]
     anything = False
     for a in range(angles.shape[0]):
         anything = anything or angles[a]
     wrapped = angles if anything else no_angles
     # Reported fields, in the order of FIELDS, then the state
-    mean_out = buffer[offsets[0] : offsets[1]].reshape((targets, kept, s))
-    covariance_out = buffer[offsets[1] : offsets[2]].reshape((targets, kept, s, s))
-    mode_m_out = buffer[offsets[2] : offsets[3]].reshape((targets, kept, k, s))
-    mode_P_out = buffer[offsets[3] : offsets[4]].reshape((targets, kept, k, s, s))
-    log_pi_out = buffer[offsets[4] : offsets[5]].reshape((targets, kept, k))
-    before_m_out = buffer[offsets[5] : offsets[6]].reshape((targets, kept, s))
-    before_P_out = buffer[offsets[6] : offsets[7]].reshape((targets, kept, s, s))
-    predicted_m_out = buffer[offsets[7] : offsets[8]].reshape((targets, kept, k, s))
-    predicted_P_out = buffer[offsets[8] : offsets[9]].reshape((targets, kept, k, s, s))
-    log_c_out = buffer[offsets[9] : offsets[10]].reshape((targets, kept, k))
-    innovation_out = buffer[offsets[10] : offsets[11]].reshape((targets, kept, o))
-    S_out = buffer[offsets[11] : offsets[12]].reshape((targets, kept, o, o))
-    mode_innovation_out = buffer[offsets[12] : offsets[13]].reshape((targets, kept, k, o))
-    mode_S_out = buffer[offsets[13] : offsets[14]].reshape((targets, kept, k, o, o))
-    likelihood_out = buffer[offsets[14] : offsets[15]].reshape((targets, kept, k))
-    step_out = buffer[offsets[15] : offsets[16]].reshape((targets, kept))
+    mean_out = buffer[offsets[0] : offsets[1]].reshape((targets, reported, s))
+    covariance_out = buffer[offsets[1] : offsets[2]].reshape((targets, reported, s, s))
+    mode_m_out = buffer[offsets[2] : offsets[3]].reshape((targets, reported, k, s))
+    mode_P_out = buffer[offsets[3] : offsets[4]].reshape((targets, reported, k, s, s))
+    log_pi_out = buffer[offsets[4] : offsets[5]].reshape((targets, reported, k))
+    before_m_out = buffer[offsets[5] : offsets[6]].reshape((targets, reported, s))
+    before_P_out = buffer[offsets[6] : offsets[7]].reshape((targets, reported, s, s))
+    predicted_m_out = buffer[offsets[7] : offsets[8]].reshape((targets, reported, k, s))
+    predicted_P_out = buffer[offsets[8] : offsets[9]].reshape((targets, reported, k, s, s))
+    log_c_out = buffer[offsets[9] : offsets[10]].reshape((targets, reported, k))
+    innovation_out = buffer[offsets[10] : offsets[11]].reshape((targets, reported, o))
+    S_out = buffer[offsets[11] : offsets[12]].reshape((targets, reported, o, o))
+    mode_innovation_out = buffer[offsets[12] : offsets[13]].reshape((targets, reported, k, o))
+    mode_S_out = buffer[offsets[13] : offsets[14]].reshape((targets, reported, k, o, o))
+    likelihood_out = buffer[offsets[14] : offsets[15]].reshape((targets, reported, k))
+    step_out = buffer[offsets[15] : offsets[16]].reshape((targets, reported))
     end_m = buffer[offsets[16] : offsets[17]].reshape((targets, g, s))
     end_P = buffer[offsets[17] : offsets[18]].reshape((targets, g, s, s))
     end_log_h = buffer[offsets[18] : offsets[19]].reshape((targets, k))
@@ -665,7 +665,7 @@ def _filter(
     slope_o, W_o = numpy.empty((o, s)), numpy.empty((o, o))
     mode_m, mode_P = numpy.empty((k, s)), numpy.empty((k, s, s))
     noise = numpy.empty((s, s))
-    v, seen = numpy.empty(o), numpy.ones(o, numpy.bool_)
+    v, is_observed = numpy.empty(o), numpy.ones(o, numpy.bool_)
     overall, overall_S = numpy.empty(o), numpy.empty((o, o))
     m, P, log_h = numpy.empty((g, s)), numpy.empty((g, s, s)), numpy.empty(k)
     for target in range(targets):
@@ -681,7 +681,7 @@ def _filter(
         for time in range(steps):
             now = 0 if last else time
             if observed.shape[0] > 0:
-                seen[:] = observed[target, time]
+                is_observed[:] = observed[target, time]
             # Mix and predict, mode by mode --------------------------------------------------------------------------
             for i in range(k):
                 columns[i, :] = log_h[i]
@@ -723,7 +723,7 @@ def _filter(
                     )  # fmt: skip
                     _subtract(y[target, time], mode_expected, wrapped, v)
                     pair_likelihood[i, j] = _update(
-                        slope_o, L, W_o, is_unscented, R[j], v, seen,
+                        slope_o, L, W_o, is_unscented, R[j], v, is_observed,
                         pair_m[i, j], pair_P[i, j], after_m[j, i], after_P[j, i],
                     )  # fmt: skip
                     if not -math.inf < pair_likelihood[i, j] < math.inf or not numpy.isfinite(mode_expected).all():
@@ -790,10 +790,10 @@ def _filter(
             for j in range(k):
                 _subtract(y[target, time], expected[j], wrapped, mode_innovation_out[target, now, j])
                 for a in range(o):
-                    if not seen[a]:
+                    if not is_observed[a]:
                         mode_innovation_out[target, now, j, a] = math.nan
             for a in range(o):
-                if not seen[a]:
+                if not is_observed[a]:
                     innovation_out[target, now, a] = math.nan
             mode_S_out[target, now], likelihood_out[target, now], step_out[target, now] = S, likelihood, step
         end_m[target], end_P[target], end_log_h[target], end_total[target] = m, P, log_h, total
