@@ -239,6 +239,27 @@ def test_other_functions_and_gradients_are_left_to_torch(calls):
     assert calls == []
 
 
+def test_built_in_functions_of_larger_states_are_left_to_torch(calls, by_torch):
+    """A turn takes the last component for its rate, also where its mode had fewer components."""
+    turn = unknown_turn(2, **TURN)
+    Q = 0.1 * torch.eye(7, dtype=F64).expand(2, 7, 7)
+    model = NonlinearModel(STAYING, turn.move, Q, range_bearing(), torch.stack([turn.R] * 2), method="ukf")
+    chosen = SwitchingFilter(model)
+    y, prior = torch.ones(4, 2, dtype=F64), Prior(torch.ones(7, dtype=F64), torch.eye(7, dtype=F64))
+    alike(chosen.filter(y, prior), by_torch(lambda: chosen.filter(y, prior)))
+    assert calls == []
+
+
+def test_a_model_for_other_targets_is_refused_by_step(calls):
+    model = positions("ukf")
+    several = NonlinearModel(STAYING, model.move, torch.stack([model.Q] * 3), model.observe, model.R, per="target")
+    chosen = SwitchingFilter(several)
+    state = chosen.init(begin(model), batch_shape=(2,))
+    with pytest.raises(ValueError, match="target dimensions"):
+        chosen.step(state, torch.zeros(2, 2, dtype=F64))
+    assert calls == []
+
+
 def test_observations_without_density_are_left_to_torch(calls, by_torch):
     model = radar("ekf")
     chosen, prior = SwitchingFilter(model), Prior(start(model), torch.eye(5, dtype=F64))

@@ -30,7 +30,9 @@ def filter_functions(
     """Filter a series; None if no kernel supports the model, the filter or the values."""
     y, k = observations, parameters.transition.shape[-1]
     (s,), o, batch = state.mean.shape[-1:], y.shape[-1], tuple(y.shape[:-2])
-    if depth > 2 or state.log_probability.shape[-1] != k or not has_values(y, parameters.transition, parameters.R):
+    if y.device.type != "cpu" or not has_values(y, parameters.transition, parameters.R):
+        return None
+    if depth > 2 or state.log_probability.shape[-1] != k:
         return None
     fields = {"b": y.new_zeros(1, k, s), "d": y.new_zeros(1, k, o)}
     for name in ("transition", "F", "Q", "H", "R", "b", "d", "dt"):
@@ -68,7 +70,7 @@ def filter_functions(
 
 
 def _by_target(field: Tensor, ending: int, batch: tuple[int, ...]) -> Tensor | None:
-    """Field of one step, [1, ...] or [targets, ...]; None if it varies with time."""
+    """Field of one step, [1, ...] or [targets, ...]; None if it varies with time or is for other targets."""
     if field.ndim == ending:
         return field.unsqueeze(0)
     if field.shape[-ending - 1] != 1:
@@ -77,4 +79,6 @@ def _by_target(field: Tensor, ending: int, batch: tuple[int, ...]) -> Tensor | N
     lead, shape = field.shape[: field.ndim - ending], field.shape[field.ndim - ending :]
     if lead.numel() == 1:
         return field.reshape(1, *shape)
+    if len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True)):
+        return None
     return field.expand(*batch, *shape).reshape(math.prod(batch), *shape)

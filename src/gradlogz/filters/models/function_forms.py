@@ -62,7 +62,7 @@ def packed_functions(
     move: Sequence[Callable[..., Tensor]],
     observe: Sequence[Callable[..., Tensor]],
     residual: Callable[[Tensor, Tensor], Tensor] | None,
-    like: Float[Tensor, "k s s"],
+    like: Float[Tensor, "*#t k s s"],
     observation_size: int,
 ) -> PackedFunctions | None:
     """Forms of the functions of all modes; None if one has no form, or one that needs derivatives."""
@@ -76,6 +76,8 @@ def packed_functions(
     if any(isinstance(n, Tensor) and n.requires_grad for kind in forms for form in kind for n in form.numbers):
         return None
     s, o = like.shape[-1], observation_size
+    if not all(form.fits(size, s) for kind, size in zip(forms, (s, o), strict=True) for form in kind):
+        return None
     matrices: list[Any] = []
     offsets: list[Any] = []
     codes: list[Any] = []

@@ -289,7 +289,8 @@ class NonlinearModel(TensorRecord):
             remedy = "Build it with Generator(rate) and functions move(x, dt)."
             raise InputValueError("NonlinearModel.at", "model", problem, remedy)
         transition = discretize_chain_steps(self.transition.rate, dt)
-        packed = {"packed": self.packed} if has_values(self.Q, dt) else {}  # once for all steps
+        is_compiled = self.Q.device.type == "cpu" and has_values(self.Q, dt)
+        packed = {"packed": self.packed} if is_compiled else {}  # once for all steps
         return replaced(self, transition=transition, dt=dt, per="time", validate=False, **packed)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":

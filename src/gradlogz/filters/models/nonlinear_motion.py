@@ -72,7 +72,13 @@ def unknown_turn(
     size = 2 * dimensions + 1
     move = (lambda x, dt, *_: turned(x, dt)) if step is None else lambda x, *_: turned(x, step)
     positions = torch.eye(size, dtype=dtype, device=device)[:-1:2]
-    form = FunctionForm(TURN, places=tuple(range(size)), numbers=() if step is None else (step,), is_flow=step is None)
+    form = FunctionForm(
+        TURN,
+        places=tuple(range(size)),
+        numbers=() if step is None else (step,),
+        is_flow=step is None,
+        state_size=size,
+    )
     return NonlinearMode(
         with_form(move, form),
         torch.block_diag(*[Q] * dimensions, Q_rate.reshape(1, 1)),

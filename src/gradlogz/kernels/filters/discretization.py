@@ -13,6 +13,7 @@ Read next: ../../filters/models/discretization.py (the caller, and the same comp
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy
@@ -30,29 +31,24 @@ def discretize(
     """F and Q of every system for every step, float64."""
     shape = (dt.shape[0], *drift.shape)
     F, Q = drift.new_empty(shape), drift.new_empty(shape)
-    _kernels()[0](*(t.detach().contiguous().numpy() for t in (drift, density, dt)), F.numpy(), Q.numpy())
+    _compiled(_systems)(*(t.detach().contiguous().numpy() for t in (drift, density, dt)), F.numpy(), Q.numpy())
     return F, Q
 
 
 def discretize_chain(rate: Float[Tensor, "k k"], dt: Float[Tensor, "m"]) -> Float[Tensor, "m k k"]:
     """Transition matrix of every step, float64."""
     P = rate.new_empty((dt.shape[0], *rate.shape))
-    _kernels()[1](*(t.detach().contiguous().numpy() for t in (rate, dt)), P.numpy())
+    _compiled(_chains)(*(t.detach().contiguous().numpy() for t in (rate, dt)), P.numpy())
     return P
 
 
-_compiled: list[Any] = []
-
-
-def _kernels() -> list[Any]:
-    """Compiled functions, loaded at the first call; cached on disk if a cache folder is writable."""
-    if not _compiled:
-        for function in (_systems, _chains):
-            try:
-                _compiled.append(njit(error_model="numpy", cache=True)(function))
-            except RuntimeError:
-                _compiled.append(njit(error_model="numpy")(function))
-    return _compiled
+@cache
+def _compiled(function: Any) -> Any:
+    """A compiled function, cached on disk if a cache folder is writable."""
+    try:
+        return njit(error_model="numpy", cache=True)(function)
+    except RuntimeError:
+        return njit(error_model="numpy")(function)
 
 
 inner: Any = njit(error_model="numpy", inline="always")

@@ -49,6 +49,13 @@ class FunctionForm(NamedTuple):
     places: tuple[int, ...] = ()
     numbers: tuple[float | Tensor, ...] = ()
     is_flow: bool = False  # takes the duration of the step; the matrix is a drift
+    state_size: int | None = None  # of states for which the form holds; None for all
+
+    def fits(self, size: int, state_size: int) -> bool:
+        """Return True if the form holds for states of this size and results of the given size."""
+        if self.matrix is not None:
+            return self.matrix.shape == (size, state_size)
+        return self.state_size in (None, state_size)
 
     def embedded(self, indices: list[int], E: Float[Tensor, "n s"], *, is_motion: bool) -> "FunctionForm":
         """Form of the same function for a mode whose components are at `indices` of the full state, E its embedding."""
@@ -57,4 +64,5 @@ class FunctionForm(NamedTuple):
             if not is_motion:
                 return self._replace(matrix=matrix)
             return self._replace(matrix=E @ matrix, offset=None if self.offset is None else E @ self.offset)
-        return self._replace(places=tuple(indices[place] for place in self.places))
+        size = None if self.state_size is None else E.shape[0]
+        return self._replace(places=tuple(indices[place] for place in self.places), state_size=size)
