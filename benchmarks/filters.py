@@ -8,8 +8,7 @@ jax          a scan over time, vmapped over targets, written by hand with 2 x 2 
 torch        the differentiable path of gradlogz, step by step: eager, and with a compiled step
 gradlogz     means and mode probabilities only, all fields of every step, and all fields of the last step only
 
-The last row is for one target whose observations arrive one by one: microseconds per observation, filterpy's predict
-and update compared with `SwitchingFilter.step`.
+Online steps: filters_online.py.
 
 Seconds are processor time summed over threads, which depends little on other processes. Every alternative computes as
 many steps as it can in a fraction of a second. The first estimates of all alternatives are compared before timing.
@@ -51,7 +50,6 @@ STEPS = {  # numbers of steps for gradlogz, jax, torch and filterpy
 }
 COMPILED = (("imm", 3, 1), ("imm", 3, 1000), ("gpb2", 3, 1000))
 CHECKED = 20
-ONLINE = 300
 MEANS = ("mean", "log_mode_probability")
 MEAN, COVARIANCE = torch.zeros(4, dtype=F64), torch.eye(4, dtype=F64)
 START = Prior(MEAN, COVARIANCE)
@@ -270,32 +268,4 @@ def rows() -> list[dict[str, object]]:
                 "ratios": {name: round(rate / r, 3) for name, r in rates.items() if name != "gradlogz"},
             }
         )
-    return [*table, online()]
-
-
-def online() -> dict[str, object]:
-    """Return the microseconds of one online step of one target."""
-    model = assembled(3)
-    chosen, y = SwitchingFilter(model, "imm"), tracks(1, ONLINE)[0]
-    begin = chosen.init(START)
-
-    def stepping(fields):
-        state = begin
-        for observation in y.unbind(0):
-            state, now = chosen.step(state, observation, fields=fields)
-        return now
-
-    alternatives = {
-        "gradlogz": lambda: stepping(None),
-        "gradlogz, mean and covariance": lambda: stepping(("mean", "covariance")),
-        "filterpy": lambda: filterpy_imm(model, y.numpy()),
-    }
-    alternatives["filterpy, quick logpdf"] = patched(alternatives["filterpy"])
-    np.testing.assert_allclose(alternatives["filterpy"]()[-1], stepping(None).mean, atol=1e-8)
-    seconds = compare(alternatives, clock=time.process_time)
-    again = seconds.pop("A/A")
-    return {
-        "problem": "imm, 3 modes, 1 target, step by step",
-        "microseconds": {name: round(1e6 * t / ONLINE, 1) for name, t in seconds.items()},
-        "ratios": {"A/A": round(again / seconds["gradlogz"], 3)},
-    }
+    return table

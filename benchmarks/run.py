@@ -14,6 +14,7 @@ import attention_cpu
 import contrastive
 import dynamics
 import filters
+import filters_online
 import import_time
 import layers
 import measures
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "contrastive": contrastive.rows,
     "probe": probe.rows,
     "filters": filters.rows,
+    "filters_online": filters_online.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -354,16 +354,31 @@ def filters() -> str:
 
 
 def filters_online() -> str:
-    """Microseconds of a step, one row per problem."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "filters.json").read_text())["rows"]
+    """Microseconds of a step, one row per problem; filterpy where it has the filter."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filters_online.json").read_text())["rows"]
     rows = [row for row in rows if "microseconds" in row]
     names = tuple(rows[0]["microseconds"])
     heads = " | ".join(COLUMN_LABELS.get(n, n) for n in names)
     lines = [f"| microseconds a step | {heads} | A/A |", "|---|" + "---|" * (len(names) + 1)]
     for row in rows:
-        cells = (f"{row['microseconds'][name]:.0f}" for name in names)
+        cells = (f"{row['microseconds'][name]:.0f}" if name in row["microseconds"] else "" for name in names)
         lines.append(f"| {row['problem']} | " + " | ".join(cells) + f" | {row['ratios']['A/A']:.2f} |")
     return "\n".join(lines)
+
+
+def filters_own_intervals() -> str:
+    """Milliseconds of a step of many targets, with one dt for all and one for each."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "filters_online.json").read_text())["rows"]
+    (row,) = [row for row in rows if "milliseconds" in row]
+    times, ratios = row["milliseconds"], row["ratios"]
+    return "\n".join(
+        (
+            "| milliseconds a step | one dt | own dt | ratio | A/A |",
+            "|---|---|---|---|---|",
+            f"| {row['problem']} | {times['one dt']:.1f} | {times['own dt']:.1f} | {ratios['own dt']:.1f} "
+            f"| {ratios['A/A']:.2f} |",
+        )
+    )
 
 
 def filters_gpu() -> str:
@@ -608,6 +623,7 @@ TABLES = {
     "probe power": probe_power,
     "filters": filters,
     "filters online": filters_online,
+    "filters own intervals": filters_own_intervals,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,

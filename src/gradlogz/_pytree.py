@@ -15,6 +15,7 @@ from typing import Any, TypeVar, dataclass_transform
 import torch.utils._pytree as pytree
 
 C = TypeVar("C", bound=type)
+R = TypeVar("R")
 
 
 def static_field(*, default: Any = dataclasses.MISSING, kw_only: bool = False) -> Any:
@@ -48,3 +49,10 @@ def record(cls: C) -> C:
 
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"gradlogz.{cls.__qualname__}")
     return cls
+
+
+def replaced(record: R, **changes: Any) -> R:
+    """Copy a record with changed fields, without the checks and conversions of its constructor."""
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__ | changes)
+    return copy

@@ -29,3 +29,19 @@ print([name for name in ("torch", "numpy", "plotly", "gradlogz.page", "gradlogz.
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_missing_file_is_reported_without_torch(tmp_path):
+    code = f"""
+import sys
+from gradlogz import cli
+
+try:
+    cli.application()(["track", {str(tmp_path / "missing.csv")!r}])
+except SystemExit as end:
+    assert end.code == 2
+print("torch" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+    assert "missing.csv cannot be read: No such file" in " ".join(result.stderr.split())

@@ -14,11 +14,14 @@ from gradlogz.reporting.citations import bibliography, keys_in
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS = {"from_stonesoup.md": "stonesoup"}  # packages that the extra [test] does not install
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:::lightning")  # of trainers, about this machine
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_the_examples_of_a_page_run(page):
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
     for example in Document.parse(str(page), PythonCodeBlockParser()):
         example.evaluate()
 

@@ -12,6 +12,7 @@ from gradlogz._output_files import check_file, write
 from gradlogz.commands import verify
 from gradlogz.commands.outputs import check_drawing, check_files
 from gradlogz.commands.probe import _check_reading
+from gradlogz.commands.track import check_detections
 from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import Loaded
 from support.error_form import each_of, refused
@@ -52,6 +53,12 @@ ERRORS = [
         lambda: verify.command(json="no/such/verdicts.json"),
     ),
     (ImportError, "track: plotly", "installed", without_plotly),
+    (
+        ValueError,
+        "track: detections",
+        "read",
+        lambda: check_detections("no/such/detections.csv"),
+    ),
     (
         ValueError,
         "verify: --only",

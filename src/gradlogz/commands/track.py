@@ -121,6 +121,7 @@ def command(
     Noise levels are given by --sigma and --noise, or estimated from the detections; --fit refines them by
     maximum likelihood, and --levels takes those of an earlier run.
     """
+    check_detections(file)  # before the imports below, which take seconds
     from ..page import as_json
     from ..reporting import report
     from ..reporting.tracks_page import data_of
@@ -155,6 +156,18 @@ def command(
         console, lines, run=run_text(tracks), page=path, html=html, json=json, data=data, tables=tables, show=open_
     )  # fmt: skip
     return 0
+
+
+def check_detections(file: str | None) -> None:
+    """Raise if the file of detections cannot be opened; None is the simulated example."""
+    if file is None:
+        return
+    try:
+        Path(file).open("rb").close()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        remedy = "Pass a CSV or .parquet file with the columns time, target, x, y."
+        raise InputValueError("track", "detections", f"{file} cannot be read: {reason}", remedy) from None
 
 
 def columns_in(options: list[str]) -> dict[str, str]:

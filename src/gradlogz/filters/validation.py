@@ -75,6 +75,8 @@ def prepared_parts(
     if dt is None:
         return iter((PreparedSeries(model.parameters(inputs), y, observed),))
     size = longest if longest is not None and model_steps is None else steps
+    if steps <= size:
+        return iter((PreparedSeries(model.at(dt).parameters(inputs), y, observed),))
     rest = (itertools.repeat(None) if t is None else t.split(size, -2) for t in (inputs, y, observed))
     parts = zip(dt.split(size, -1), *rest, strict=False)
     return (PreparedSeries(model.at(dt).parameters(inputs), y, observed) for dt, inputs, y, observed in parts)
@@ -235,7 +237,8 @@ def _intervals(call: str, model: Model, series: Series, validate: bool) -> Tenso
         raise InputValueError(call, "times", problem, remedy)
     if times is None:
         return None
-    dt = times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
+    # One step is from time 0; only longer series have differences.
+    dt = times if times.shape[-1] == 1 else times.diff(dim=-1, prepend=torch.zeros_like(times[..., :1]))
     if lengths is not None:  # times after the end of a series are ignored
         dt = torch.where(torch.arange(dt.shape[-1], device=dt.device) < lengths.unsqueeze(-1), dt, 0.0)
     if validate:

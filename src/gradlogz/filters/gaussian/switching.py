@@ -47,6 +47,7 @@ from ..validation import (
     without_gaps,
 )
 from .association import associated, average_innovation, check_association, check_detections, hypotheses
+from .compiled_functions import filter_functions
 from .switching_steps import Predicted, one_gaussian, predict_modes, update_modes
 
 
@@ -182,18 +183,25 @@ class SwitchingFilter(NamedTuple):
     def init(self, prior: Prior, *, batch_shape: tuple[int, ...] = ()) -> FilterState:
         """Return the state at time 0 for every target of a batch.
 
-        Also loads the compiled kernel for the following steps. Compiling takes about ten seconds if it is not cached on
-        disk.
+        Also loads the compiled kernel for the following steps. Compiling takes ten to thirty seconds if it is not
+        cached on disk.
         """
         state = _begin("SwitchingFilter.init", self, torch.Size(batch_shape), prior)
-        if isinstance(self.model, SwitchingModel) and (self.model.components is None or self.model.fill == "zero"):
-            tensors = (*self.model.fields().values(), *state)
-            kernel = filtering_kernel(tensors, 0, is_online=True) if state.mean.device.type == "cpu" else None
+        if state.mean.device.type != "cpu":
+            return state
+        model = self.model
+        if isinstance(model, SwitchingModel) and (model.components is None or model.fill == "zero"):
+            tensors = (*model.fields().values(), *state)
+            kernel = filtering_kernel(tensors, 0, is_online=True)
             if kernel is not None:
-                depth, model = self.order, self.model
                 sizes = (model.modes, model.state_size, model.observation_size)
                 per_target = any(t.ndim > len(ENDS[name]) + 1 and t.shape[0] > 1 for name, t in model.fields().items())
-                kernel.prepare(depth, sizes, math.prod(batch_shape), model.R.dtype, per_target=per_target)
+                kernel.prepare(self.order, sizes, math.prod(batch_shape), model.R.dtype, per_target=per_target)
+        elif model.input_size is None:
+            first = model.narrow(0).at(state.mean.new_zeros(1)) if model.continuous else model.narrow(0)
+            nothing = state.mean.new_zeros(*batch_shape, 1, model.observation_size)
+            missing = torch.zeros_like(nothing, dtype=torch.bool)
+            filter_functions(self.order, first.parameters(), state, nothing, missing, last=True, is_online=True)
         return state
 
     @without_autocast
@@ -480,9 +488,14 @@ def _compiled_pass(
 ) -> tuple[FilterState, Filtered] | None:
     """Run all steps in a compiled kernel; None if no kernel supports them."""
     parameters, y, observed = series
+    depth = chosen.order
     if not isinstance(parameters, Parameters) or parameters.has is not None:
-        return None
-    depth, fields = chosen.order, tuple(parameters[:7])
+        computed = filter_functions(depth, parameters, state, y, observed, last=last, is_online=is_online)
+        if computed is None:
+            return None
+        after = FilterState(*computed[1:], filter=filter_name(depth))
+        return after, _select_fields(wanted, Filtered._make((*computed.reported, computed.log_likelihood)))
+    fields = tuple(parameters[:7])
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
     result = (

@@ -29,29 +29,10 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import has_values
 from ..._typing import Float, Tensor
+from ...kernels.filters.dispatch import discretization_kernel
+from ...kernels.filters.forms import WEIGHTS
 from ..scalars import with_numbers
 
-# Gauss-Legendre nodes and weights on [0, 1]: exact to degree 15, and to 1e-10 for a turn by six radians.
-NODES = (
-    0.0198550717512319,
-    0.1016667612931866,
-    0.2372337950418355,
-    0.4082826787521751,
-    0.5917173212478249,
-    0.7627662049581645,
-    0.8983332387068134,
-    0.9801449282487681,
-)
-WEIGHTS = (
-    0.0506142681451882,
-    0.1111905172266872,
-    0.1568533229389437,
-    0.1813418916891810,
-    0.1813418916891810,
-    0.1568533229389437,
-    0.1111905172266872,
-    0.0506142681451882,
-)
 TERMS = 18  # terms of the series for steps of norm at most 1/2; 1/18! is 2e-16
 DOUBLINGS = 34  # doublings if values cannot be read; enough for steps of norm up to 8e9
 
@@ -139,6 +120,26 @@ def discretize_chain(rate: Float[Tensor, "*#t k k"], dt: float | Float[Tensor, "
         E = E - torch.diag_embed(E.sum(-1))  # keep rows summing to zero, or rounding errors would double too
     P = (torch.eye(G.shape[-1], dtype=G.dtype, device=G.device) + E).clamp(min=0)
     return P / P.sum(-1, keepdim=True)
+
+
+def discretize_steps(
+    drift: Float[Tensor, "*#t k s s"], density: Float[Tensor, "*#t k s s"], dt: Float[Tensor, "*#t"]
+) -> tuple[Float[Tensor, "*#t k s s"], Float[Tensor, "*#t k s s"]]:
+    """`discretize` for every mode and step: compiled if no gradients are needed, 20 times as fast."""
+    kernel = discretization_kernel((drift, density, dt)) if drift.ndim == density.ndim == 3 else None
+    if kernel is None:
+        return discretize(drift, density, dt.unsqueeze(-1))
+    F, Q = kernel.discretize(drift.double(), density.double(), dt.double().flatten())
+    return tuple(t.to(drift.dtype).view(*dt.shape, *drift.shape) for t in (F, Q))
+
+
+def discretize_chain_steps(rate: Float[Tensor, "*#t k k"], dt: Float[Tensor, "*#t"]) -> Float[Tensor, "*#t k k"]:
+    """`discretize_chain` for every step: compiled if no gradients are needed."""
+    kernel = discretization_kernel((rate, dt)) if rate.ndim == 2 else None
+    if kernel is None:
+        return discretize_chain(rate, dt)
+    P: Tensor = kernel.discretize_chain(rate.double(), dt.double().flatten())
+    return P.to(rate.dtype).view(*dt.shape, *rate.shape)
 
 
 def _series(coefficients: list[Tensor], tau: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ Read next: nonlinear_motion.py (turns of unknown rate, ranges and bearings), ../
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -39,13 +40,15 @@ from ..._errors import (
     has_values,
     shape_of,
 )
-from ..._pytree import record, static_field
+from ..._pytree import record, replaced, static_field
 from ..._typing import Bool, Float, Int, Tensor
+from ...kernels.filters.forms import LINEAR, NODES, FunctionForm
 from ..kalman import LinearizedObservation, Motion, Updated, correct
 from ..moment_matching import GaussianMoments, symmetric
 from ..records import TensorRecord
 from ..scalars import from_array
-from .discretization import NODES, diffuse, discretize_chain, exponential
+from .discretization import diffuse, discretize_chain_steps, exponential
+from .function_forms import PackedFunctions, packed_functions, with_form
 from .switching_model import (
     Generator,
     KalmanModel,
@@ -285,8 +288,10 @@ class NonlinearModel(TensorRecord):
             problem = "the model must be continuous in time, but it has a transition matrix"
             remedy = "Build it with Generator(rate) and functions move(x, dt)."
             raise InputValueError("NonlinearModel.at", "model", problem, remedy)
-        transition = discretize_chain(self.transition.rate, dt)
-        return dataclasses.replace(self, transition=transition, dt=dt, per="time", validate=False)
+        transition = discretize_chain_steps(self.transition.rate, dt)
+        is_compiled = self.Q.device.type == "cpu" and has_values(self.Q, dt)
+        packed = {"packed": self.packed} if is_compiled else {}  # once for all steps
+        return replaced(self, transition=transition, dt=dt, per="time", validate=False, **packed)
 
     def parameters(self, inputs: Float[Tensor, "*c t u"] | None = None) -> "NonlinearParameters":
         """Tensors that the steps of a filter need."""
@@ -312,6 +317,14 @@ class NonlinearModel(TensorRecord):
         """Functions of the given kind, one for each mode."""
         functions: Function | Sequence[Function] = getattr(self, name)
         return (functions,) * self.modes if callable(functions) else tuple(functions)
+
+    @functools.cached_property
+    def packed(self) -> PackedFunctions | None:
+        """Functions as compiled filters take them; None if one of them is not built in."""
+        if self.input_size is not None:
+            return None
+        functions = self.functions("move"), self.functions("observe")
+        return packed_functions(*functions, self.residual, self.Q, self.observation_size)
 
     def _check_points(self, call: str) -> None:
         """Check that W = sum_i d_i d_i^T / c² + (beta - alpha²) e e^T, e = sum_i d_i / c², is always a covariance.
@@ -576,11 +589,9 @@ def _sigma_points(
     L = root(P)
     away = square**0.5 * L.mT  # row i is c L_i
     points = torch.cat((m.unsqueeze(-2), m.unsqueeze(-2) + away, m.unsqueeze(-2) - away), -2)  # [*b, k, 2n + 1, s]
-
-    def everywhere(f: Function) -> Mapped:
-        return lambda x, *extra: (torch.func.vmap(lambda point: f(point, *extra))(x),)
-
-    (f,) = _each_mode(functions, everywhere, points, extra, inner=1)
+    each = points.movedim(-2, 0)
+    more = tuple(t.expand(2 * n + 1, *t.shape) for t in extra)
+    f = _each_mode(functions, lambda f: lambda *x: (f(*x),), each, more)[0].movedim(0, -2)
     center = f[..., :1, :]
     if residual is not None:  # unwrap angles relative to the centre
         f = torch.cat((center, center + _difference(residual, f[..., 1:, :], center)), -2)
@@ -593,9 +604,14 @@ def _sigma_points(
 
 
 def root(P: Float[Tensor, "*b s s"]) -> Float[Tensor, "*b s s"]:
-    """Cholesky factor L, L L^T = P, computed column by column; a singular covariance gives columns of 0."""
-    rest, columns = P, []
+    """Cholesky factor L, L L^T = P; a singular covariance gives columns of 0."""
     least = 8 * P.shape[-1] * torch.finfo(P.dtype).eps * P.diagonal(dim1=-2, dim2=-1)
+    is_constant = not P.requires_grad and torch.autograd.forward_ad.unpack_dual(P).tangent is None
+    if is_constant and P.device.type == "cpu" and has_values(P):  # elsewhere the question would synchronise
+        L, failure = torch.linalg.cholesky_ex(P)
+        if not bool(failure.any()) and bool((L.diagonal(dim1=-2, dim2=-1) ** 2 > least).all()):
+            return L
+    rest, columns = P, []
     for i in range(P.shape[-1]):
         pivot = rest[..., i, i]
         alive = (pivot > least[..., i]) & (pivot > 0)
@@ -611,12 +627,11 @@ def _each_mode(
     change: Callable[[Function], Mapped],
     x: Tensor,
     extra: tuple[Tensor, ...],
-    inner: int = 0,
 ) -> list[Tensor]:
-    """Apply function j to x [*b, k, ..., s] at mode j, mapped over targets, in one call if modes share a function."""
+    """Apply function j to x [*b, k, s] at mode j, mapped over targets, in one call if modes share a function."""
     # vmap of derivatives does not compile. torch.compiler is accessed lazily, because it imports the compiler.
     each = torch.compiler.disable(_each_in_turn) if torch.compiler.is_compiling() else _each_in_turn
-    results: list[Tensor] = each(functions, change, x, extra, inner)
+    results: list[Tensor] = each(functions, change, x, extra)
     return results
 
 
@@ -625,16 +640,15 @@ def _each_in_turn(
     change: Callable[[Function], Mapped],
     x: Tensor,
     extra: tuple[Tensor, ...],
-    inner: int,
 ) -> list[Tensor]:
     def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
-        before = arguments[0].shape[: arguments[0].ndim - 1 - inner]
+        before = arguments[0].shape[:-1]
         flat = [a.reshape(-1, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
         return tuple(r.reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
 
     if all(f is functions[0] for f in functions):
         return list(mapped(functions[0], x, *extra))
-    at = x.ndim - 2 - inner
+    at = x.ndim - 2
     results = [mapped(f, *(a.select(at, j) for a in (x, *extra))) for j, f in enumerate(functions)]
     return [torch.stack(parts, at) for parts in zip(*results, strict=True)]
 
@@ -650,6 +664,7 @@ def _difference(residual: Residual | None, left: Tensor, right: Tensor) -> Tenso
 
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """Convert a linear mode to functions."""
+    model = model._replace(F=model.F.clone(), H=model.H.clone())  # torch and compiled filters see the same values
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
         problem = "a linear model with time-varying matrices cannot be a mode of a NonlinearModel"
         raise InputValueError(call, "models", problem, "Write it as a function of state and input.")
@@ -675,6 +690,11 @@ def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
         y, extra = model.H @ x, driven(model.d, model.D, u)
         return y if extra is None else y + extra
 
+    if model.B is None and (model.b is None or (model.b.ndim == 1 and not model.continuous)):
+        form = FunctionForm(LINEAR, matrix=model.F, offset=model.b, is_flow=model.continuous)
+        with_form(flow if model.continuous else move, form)
+    if model.D is None and (model.d is None or model.d.ndim == 1):
+        with_form(observe, FunctionForm(LINEAR, matrix=model.H, offset=model.d))
     return NonlinearMode(flow if model.continuous else move, model.Q, observe, model.R, model.continuous)
 
 
@@ -687,10 +707,14 @@ def _is_nilpotent(A: Tensor) -> bool:
 def _embed(mode: NonlinearMode, E: Tensor, indices: list[int]) -> NonlinearMode:
     """Embed a mode of some components in the full state; the other components become 0."""
     places = torch.tensor(indices, device=E.device)  # a list would be copied to the device in every step
-    return NonlinearMode(
-        lambda x, *u: E @ mode.move(x[places], *u),
-        E @ mode.Q @ E.mT,
-        lambda x, *u: mode.observe(x[places], *u),
-        mode.R,
-        mode.continuous,
-    )
+
+    def move(x: Tensor, *u: Tensor) -> Tensor:
+        return E @ mode.move(x[places], *u)
+
+    def observe(x: Tensor, *u: Tensor) -> Tensor:
+        return mode.observe(x[places], *u)
+
+    for embedded, function in ((move, mode.move), (observe, mode.observe)):
+        if isinstance(form := getattr(function, "form", None), FunctionForm):
+            with_form(embedded, form.embedded(indices, E, is_motion=embedded is move))
+    return NonlinearMode(move, E @ mode.Q @ E.mT, observe, mode.R, mode.continuous)

@@ -15,8 +15,10 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, has_values
 from ..._typing import Tensor
+from ...kernels.filters.forms import LINEAR, RANGE_BEARING, RANGE_BEARING_ELEVATION, TURN, FunctionForm
 from ..scalars import Number, as_tensors
 from .discretization import discretize
+from .function_forms import with_form
 from .nonlinear_model import Function, NonlinearMode, Residual
 
 
@@ -62,16 +64,25 @@ def unknown_turn(
     step = tensors.pop("dt", None)
     q, q_rate, r = tensors.values()
     dtype, device = r.dtype, r.device
-    dtype, device = r.dtype, r.device
     shift = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=dtype, device=device)
     corner = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=dtype, device=device)
     Q, Q_rate = q * corner, q_rate
     if step is not None:
         (_, Q), Q_rate = discretize(shift, Q, step), q_rate * step
+    size = 2 * dimensions + 1
+    move = (lambda x, dt, *_: turned(x, dt)) if step is None else lambda x, *_: turned(x, step)
+    positions = torch.eye(size, dtype=dtype, device=device)[:-1:2]
+    form = FunctionForm(
+        TURN,
+        places=tuple(range(size)),
+        numbers=() if step is None else (step,),
+        is_flow=step is None,
+        state_size=size,
+    )
     return NonlinearMode(
-        (lambda x, dt, *_: turned(x, dt)) if step is None else lambda x, *_: turned(x, step),
+        with_form(move, form),
         torch.block_diag(*[Q] * dimensions, Q_rate.reshape(1, 1)),
-        lambda x, *_: x[:-1:2],
+        with_form(lambda x, *_: x[:-1:2], FunctionForm(LINEAR, matrix=positions)),
         r * torch.eye(dimensions, dtype=dtype, device=device),
         continuous=step is None,
     )
@@ -139,7 +150,7 @@ def range_bearing(first: int = 0, second: int = 2, *, origin: tuple[float, float
         x, y = state[first] - origin[0], state[second] - origin[1]
         return torch.stack((torch.hypot(x, y), torch.atan2(y, x)), -1)
 
-    return observe
+    return with_form(observe, FunctionForm(RANGE_BEARING, places=(first, second), numbers=origin))
 
 
 def range_bearing_elevation(
@@ -160,7 +171,7 @@ def range_bearing_elevation(
         flat = torch.hypot(x, y)
         return torch.stack((torch.hypot(flat, z), torch.atan2(y, x), torch.atan2(z, flat)), -1)
 
-    return observe
+    return with_form(observe, FunctionForm(RANGE_BEARING_ELEVATION, places=(first, second, third), numbers=origin))
 
 
 def wrap_angles(*components: int) -> Residual:
@@ -178,6 +189,7 @@ def wrap_angles(*components: int) -> Residual:
             parts[c] = torch.remainder(parts[c] + math.pi, 2 * math.pi) - math.pi
         return torch.stack(parts, -1)
 
+    residual.angles = components  # type: ignore[attr-defined]
     return residual
 
 

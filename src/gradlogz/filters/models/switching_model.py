@@ -18,6 +18,7 @@ Read next: discretization.py (continuous time), linear_motion.py (motion models)
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -35,13 +36,13 @@ from ..._errors import (
     present,
     shape_of,
 )
-from ..._pytree import record, static_field
+from ..._pytree import record, replaced, static_field
 from ..._typing import Bool, Float, Tensor
 from ..kalman import LinearizedObservation, Motion, Updated, expect, predict, update
 from ..moment_matching import GaussianMoments, symmetrized
 from ..records import TensorRecord
 from ..scalars import from_arrays
-from .discretization import discretize, discretize_chain
+from .discretization import discretize_chain_steps, discretize_steps
 
 # Dimensions of one step of each field; time and then targets may precede them.
 ENDS = {
@@ -321,21 +322,29 @@ class SwitchingModel(TensorRecord):
             problem = "the model must be continuous in time, but it has a transition matrix"
             remedy = "Build it with Generator(rate) and modes without dt."
             raise InputValueError("SwitchingModel.at", "model", problem, remedy)
-        s, A = self.state_size, self.F
+        s, A, C = self.state_size, self.F, self.Q
         held = [t for t in (None if self.b is None else self.b.unsqueeze(-1), self.B) if t is not None]
-        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, self.Q, *held)))
-        rows = torch.cat([t.expand(*lead, *t.shape[-3:]) for t in (A, *held)], -1)
-        more = rows.shape[-1] - s
-        drift = torch.nn.functional.pad(rows, (0, 0, 0, more))
-        F, Q = discretize(drift, torch.nn.functional.pad(self.Q, (0, more, 0, more)), dt.unsqueeze(-1))
-        first = s + (self.b is not None)
-        return dataclasses.replace(
+        if held:
+            lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (A, C, *held)))
+            rows = torch.cat([t.expand(*lead, *t.shape[-3:]) for t in (A, *held)], -1)
+            more = rows.shape[-1] - s
+            A, C = torch.nn.functional.pad(rows, (0, 0, 0, more)), torch.nn.functional.pad(C, (0, more, 0, more))
+        F, Q = discretize_steps(A, C, dt)
+        if held:
+            first = s + (self.b is not None)
+            held_fields = {
+                "b": None if self.b is None else F[..., :s, s],
+                "B": None if self.B is None else F[..., :s, first:],
+            }
+            F, Q = F[..., :s, :s], Q[..., :s, :s]
+        else:
+            held_fields = {}
+        return replaced(
             self,
-            transition=discretize_chain(self.transition.rate, dt),
-            F=F[..., :s, :s],
-            Q=Q[..., :s, :s],
-            b=None if self.b is None else F[..., :s, s],
-            B=None if self.B is None else F[..., :s, first:],
+            transition=discretize_chain_steps(self.transition.rate, dt),
+            F=F,
+            Q=Q,
+            **held_fields,
             per="time",
             validate=False,
         )
@@ -519,6 +528,19 @@ def component_mask(components: tuple[tuple[int, ...], ...] | None, device: torch
     """Mask [k, s] of the components that each mode has; None if every mode has all."""
     if components is None:
         return None
+    return (
+        _mask(components, device) if device.type != "cpu" or torch.compiler.is_compiling() else _mask_on_cpu(components)
+    )
+
+
+@functools.cache
+def _mask_on_cpu(components: tuple[tuple[int, ...], ...]) -> Tensor:
+    """The mask, remembered: it is needed in every step."""
+    with torch.inference_mode(False):
+        return _mask(components, torch.device("cpu"))
+
+
+def _mask(components: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     s = 1 + max(itertools.chain.from_iterable(components))
     table = torch.tensor([[c in indices for c in range(s)] for indices in components], device="cpu")
     return table.to(device, non_blocking=True)  # no synchronisation in the steps of a filter

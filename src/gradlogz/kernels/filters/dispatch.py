@@ -6,6 +6,7 @@ None       gradients, tracing, few steps: the torch path                  ../../
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,15 +32,40 @@ def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_onl
     device = present[0].device
     worth = WORTH_FILTERING_THERE if device.type == "cuda" else WORTH_FILTERING
     is_worth = filters >= worth or (is_online and device.type == "cpu" and worth < math.inf)
-    if not is_worth or not has_values(*present) or forward_ad._current_level >= 0:
-        return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in present):
-        return None
-    plain = all(
-        type(t) in (Tensor, torch.nn.Parameter) and t.device == device and t.numel() and not t.is_neg() for t in present
-    )
-    if not plain or {t.dtype for t in present} not in ({torch.float64}, {torch.float32}):
+    if not is_worth or not _are_plain(present):
         return None
     if device.type == "cuda":
         return None if torch.cuda.is_current_stream_capturing() else kernel_module(f"{__package__}.gpu", "ctypes")
     return kernel_module(f"{__package__}.cpu", "numba") if device.type == "cpu" else None
+
+
+def function_kernel(tensors: tuple[Tensor, ...], filters: int, *, is_online: bool) -> Any:
+    """Compiled filter of built-in functions on the CPU, float64, a module with `forward`; None if none applies."""
+    is_worth = filters >= WORTH_FILTERING or (is_online and WORTH_FILTERING < math.inf)
+    if not is_worth or tensors[0].device.type != "cpu" or tensors[0].dtype != torch.float64 or not _are_plain(tensors):
+        return None
+    return kernel_module(f"{__package__}.functions", "numba")
+
+
+def discretization_kernel(tensors: tuple[Tensor, ...]) -> Any:
+    """Compiled discretisation on the CPU, a module with `discretize` and `discretize_chain`; None if none applies."""
+    if tensors[0].device.type != "cpu" or WORTH_FILTERING == math.inf or not _are_plain(tensors):
+        return None
+    return kernel_module(f"{__package__}.discretization", "numba")
+
+
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Return True if tensors have values of one kernel dtype on one device, and no derivatives are needed."""
+    if not has_values(*tensors) or forward_ad._current_level >= 0:
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    device, dtype = tensors[0].device, tensors[0].dtype
+    return dtype in (torch.float64, torch.float32) and all(
+        type(t) in (Tensor, torch.nn.Parameter)
+        and t.device == device
+        and t.dtype == dtype
+        and t.numel()
+        and not t.is_neg()
+        for t in tensors
+    )
