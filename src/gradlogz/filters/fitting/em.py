@@ -27,6 +27,17 @@ from ..validation import prepared
 from .parametrization import MATRICES, PLAIN, FitPlan
 from .training_data import CELLS, FitRun, chunks, observed_entries, valid_steps
 
+# Fields of `Smoothed` that the M step needs.
+MOMENTS = (
+    "mode_mean",
+    "mode_covariance",
+    "log_mode_probability",
+    "log_pair_probability",
+    "previous_mean",
+    "previous_covariance",
+    "lag_covariance",
+)
+
 
 class SufficientStatistics(NamedTuple):
     """Sums over all series for each mode: weights, and moments of x, (x, previous x), (y, x) and x_0."""
@@ -90,7 +101,7 @@ def _expected(model: SwitchingModel, prior: Prior, series: Series, smoother: Met
 
 
 def _expected_of(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:
-    smoothed = smooth(model, series, prior, method=smoother)
+    smoothed = smooth(model, series, prior, method=smoother, fields=MOMENTS)
     now, y, _ = prepared("fit", model, series, validate=False)
     F, Q, H, R = now.F, now.Q, now.H, now.R
     inside = valid_steps(series)

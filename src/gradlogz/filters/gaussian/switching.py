@@ -419,6 +419,13 @@ def _run(
     return result
 
 
+def filter_prepared(
+    call: str, chosen: SwitchingFilter, series: PreparedSeries, state: FilterState, fields: Collection[str] | None
+) -> Filtered:
+    """Filter a series that has been validated, from a state of imm or gpb2 at time 0."""
+    return _pass(call, chosen, series, state, last=False, wanted=_requested_fields(call, fields))[1]
+
+
 def _pass(
     call: str,
     chosen: SwitchingFilter,

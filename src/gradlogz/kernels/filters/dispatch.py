@@ -43,3 +43,11 @@ def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_onl
     if device.type == "cuda":
         return None if torch.cuda.is_current_stream_capturing() else kernel_module(f"{__package__}.gpu", "ctypes")
     return kernel_module(f"{__package__}.cpu", "numba") if device.type == "cpu" else None
+
+
+def backward_kernel(tensors: tuple[Tensor | None, ...], filters: int) -> Any:
+    """Compiled kernel of backward passes, a module with `smooth`, where a filter is compiled; None on other devices."""
+    on_cpu = all(t is None or t.device.type == "cpu" for t in tensors)
+    if not on_cpu or filtering_kernel(tensors, filters) is None:
+        return None
+    return kernel_module(f"{__package__}.backward", "numba")
