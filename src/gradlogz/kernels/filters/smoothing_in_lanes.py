@@ -51,7 +51,6 @@ from .targets_in_lanes import (
 
 FILTERED = (11, 14)  # mean, covariance and log probability of each mode, filtered; entries of the table of fields
 SLACK = 0.01  # of the variances, so that rounding does not decide whether a message is proper
-ENDS = 3  # results at time 0
 # Parts of the computation that requested fields need: moments of x_t given each mode, their combination, moments of
 # x_{t-1} given the mode at t.
 MODES, COMBINED, PREVIOUS = (1 << i for i in range(3))
@@ -83,7 +82,8 @@ class BackwardProblem(NamedTuple):
     modes: int
     state: int
     observation: int
-    reported: int  # number of fields that are reported at every step
+    reported: int  # number of results that are written at every step
+    ends: int  # number of results that are written after the first step
     needs: int  # bits of MODES, COMBINED, PREVIOUS for these
 
 
@@ -298,10 +298,29 @@ def clear(zero: Vector, items: int, to: int) -> None:
 
 # ----------------------------------------------------------------------------------------------------- messages
 @compiled
+def solve(zero: Vector, w: SmoothingMemory, X: int, columns: int, observation: Size) -> None:
+    """Replace X by S^-1 X, with the factors L and D that `gain` leaves; X has one row for each observed component."""
+    o = size(observation)
+    for c in range(o):
+        inverse = load(zero, w.ones, 0) / load(zero, w.D, c * o + c)
+        for n in range(columns):
+            row = load(zero, X, c * columns + n)
+            for r in range(c + 1, o):
+                store(load(zero, X, r * columns + n) - load(zero, w.D, c * o + r) * row, X, r * columns + n)
+            store(row * inverse, X, c * columns + n)
+    for c in range(1, o):
+        r = o - 1 - c
+        for q in range(r + 1, o):
+            above = load(zero, w.D, r * o + q)
+            for n in range(columns):
+                store(load(zero, X, r * columns + n) - above * load(zero, X, q * columns + n), X, r * columns + n)
+
+
+@compiled
 def observation_message(
     zero: Vector, model: Vector, w: SmoothingMemory, H: int, state: Size, observation: Size
 ) -> None:
-    """Message of y_t to the predicted state, H^T S^-1 v and H^T S^-1 H, from the factors that `update` leaves.
+    """Message of y_t to the predicted state, H^T S^-1 v and H^T S^-1 H, from the factors that `gain` leaves.
 
     Also leaves S^-1 v in z and S^-1 H in SH.
     """
@@ -310,20 +329,11 @@ def observation_message(
         observed = load(zero, w.observed, r)
         for n in range(s):
             store(observed * load(model, H, r * s + n), w.SH, r * s + n)
-    for c in range(o):
-        inverse = load(zero, w.ones, 0) / load(zero, w.D, c * o + c)
-        for n in range(s):
-            row = load(zero, w.SH, c * s + n)
-            for r in range(c + 1, o):
-                store(load(zero, w.SH, r * s + n) - load(zero, w.D, c * o + r) * row, w.SH, r * s + n)
-            store(row * inverse, w.SH, c * s + n)
+    solve(zero, w, w.SH, s, observation)
     for c in range(1, o):
         r = o - 1 - c
         for q in range(r + 1, o):
-            above = load(zero, w.D, r * o + q)
-            store(load(zero, w.z, r) - above * load(zero, w.z, q), w.z, r)
-            for n in range(s):
-                store(load(zero, w.SH, r * s + n) - above * load(zero, w.SH, q * s + n), w.SH, r * s + n)
+            store(load(zero, w.z, r) - load(zero, w.D, r * o + q) * load(zero, w.z, q), w.z, r)
     for i in range(s):
         total = zero
         for r in range(o):
@@ -666,5 +676,5 @@ def smooth_block(
             return False
         put(zero, p.results, p.reported, 0, base, False, first * p.steps + time, count)
     smooth_initial(zero, w, p, state)
-    put(zero, p.results + p.reported * RESULT_BYTES, ENDS, 0, base, False, first, count)
+    put(zero, p.results + p.reported * RESULT_BYTES, p.ends, 0, base, False, first, count)
     return True
