@@ -13,7 +13,9 @@ Read next: ../gaussian/smoother.py (the E step), learning.py.
 """
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +74,7 @@ def run_em(
     enough: float,
     report: Callable[[int, float], None],
 ) -> FitRun:
-    """Iterate E and M steps until the log likelihood changes by at most `enough`."""
+    """Iterate E and M steps until at most `enough` is left to gain."""
     best, history, converged = (model, prior), [], False
     with torch.no_grad():
         for i in range(max_iterations + 1):
@@ -81,11 +83,29 @@ def run_em(
             if history[-1] >= max(history):
                 best = (model, prior)
             report(i, history[-1])
-            converged = i > 0 and abs(history[-1] - history[-2]) <= enough
+            converged = remaining_gain(history) <= enough
             if converged or i == max_iterations:
                 break
             model, prior = _maximum(model, prior, sums, plan)
     return FitRun(*best, max(history), history, converged)
+
+
+def remaining_gain(history: Sequence[float]) -> float:
+    """Estimate the log likelihood that further iterations of EM would gain; inf if nothing is known yet.
+
+    EM converges linearly: near its end the gains shrink by a factor c, and what is left is their geometric series
+    gain (c + c² + ...) = gain c / (1 - c), Aitken's extrapolation [bohning94]. A small gain alone says little: with
+    c = 0.99, common where noise covariances are learned, 99 times as much is left. c is the largest of the last three
+    ratios, since early gains are dominated by directions that converge fast. Near a maximum l* - l = δ²/2, where δ is
+    the distance in standard errors: 0.005 nats are 0.1 standard errors.
+    """
+    if len(history) < 5:
+        return math.inf
+    gains = [abs(b - a) for a, b in itertools.pairwise(history[-5:])]
+    if gains[-1] <= 1e-14 * abs(history[-1]):
+        return 0.0
+    c = max(b / a if a > 0 else math.inf for a, b in itertools.pairwise(gains))
+    return gains[-1] * c / (1 - c) if c < 1 else math.inf
 
 
 def _expected(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> SufficientStatistics:

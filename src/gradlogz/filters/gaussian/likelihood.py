@@ -14,13 +14,11 @@ import torch
 
 from ..._typing import Float, Tensor
 from ...kernels.filters.dispatch import backward_kernel
-from ...kernels.filters.fields import MODEL_ENDS
+from ...kernels.filters.fields import FILTERED_MODES, MODEL_ENDS
 from ..models.switching_model import Parameters
 from ..results import FilterState
 from ..validation import PreparedSeries, filter_name
 from .switching import SwitchingFilter, filter_prepared
-
-FORWARD = ("mode_mean", "mode_covariance", "log_mode_probability")  # fields that a backward pass reads
 
 
 def log_likelihood(
@@ -35,14 +33,14 @@ def log_likelihood(
     start = tuple(initial)[:3]
     if isinstance(parameters, Parameters) and parameters.has is None and not y.requires_grad:
         model = tuple(parameters[:7])
-        detached = tuple(None if t is None else t.detach() for t in (*model, *start, y))
-        kernel = backward_kernel(detached, y.shape[:-1].numel() * chosen.model.modes**2)
+        detached: Any = tuple(None if t is None else t.detach() for t in (*model, *start, y))
+        kernel = backward_kernel(detached, y.shape[:-1].numel() * chosen.model.modes**2, is_repeated=True)
         if kernel is not None:
             with torch.no_grad():
-                bare = PreparedSeries(Parameters(*detached[:7]), y, observed)  # type: ignore[arg-type]
-                state = FilterState(*detached[7:10], initial.log_likelihood)  # type: ignore[arg-type]
-                filtered = filter_prepared(call, chosen, bare, state, FORWARD)
-                modes = tuple(getattr(filtered, name) for name in FORWARD)
+                bare = PreparedSeries(Parameters(*detached[:7]), y, observed)
+                state = FilterState(*detached[7:10], initial.log_likelihood)
+                filtered = filter_prepared(call, chosen, bare, state, FILTERED_MODES)
+                modes = tuple(getattr(filtered, name) for name in FILTERED_MODES)
                 forward = kernel.FilteredSeries(detached[:7], detached[7:10], modes, y, observed)
             needed = frozenset(
                 name for name, t in zip(MODEL_ENDS, model, strict=True) if t is not None and t.requires_grad

@@ -17,6 +17,7 @@ from ..._autocast import without_autocast
 from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from ...kernels.filters.dispatch import backward_kernel
+from ...kernels.filters.fields import FILTERED_MODES
 from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
 from ..models.switching_model import ENDS, Parameters, SwitchingModel
@@ -171,7 +172,6 @@ def smooth(
 
 ALL = frozenset(Smoothed._fields)
 ALWAYS = frozenset(name for name in Smoothed._fields if name.startswith("initial"))
-FORWARD = ("mode_mean", "mode_covariance", "log_mode_probability")  # fields of the filter that the kernel needs
 
 
 def _requested_fields(call: str, fields: Collection[str] | None) -> frozenset[str]:
@@ -204,8 +204,10 @@ def _compiled_interval(
     kernel = backward_kernel((*model, *start, y), y.shape[:-1].numel() * chosen.model.modes**2)
     if kernel is None:
         return None
-    filtered = filter_prepared("smooth", chosen, series, initial, fields=None if "filtered" in wanted else FORWARD)
-    modes = tuple(getattr(filtered, name) for name in FORWARD)
+    filtered = filter_prepared(
+        "smooth", chosen, series, initial, fields=None if "filtered" in wanted else FILTERED_MODES
+    )
+    modes = tuple(getattr(filtered, name) for name in FILTERED_MODES)
     smoothed = kernel.smooth(kernel.FilteredSeries(model, start, modes, y, observed), wanted)
     if smoothed is None:
         return None

@@ -129,7 +129,8 @@ def differentiate(series: FilteredSeries, filter_name: str, wanted: frozenset[st
         filter_name: "imm" or "gpb2"; with one mode they are the same.
         wanted: names of `GRADIENTS`. The result of a field that varies with time has time after the targets.
     """
-    changing, constant = {}, {}
+    changing: dict[str, BackwardField] = {}
+    constant: dict[str, BackwardField] = {}
     for (name, field), t in zip(GRADIENTS.items(), series.parameters, strict=True):
         if name in wanted:
             ending = MODEL_ENDS[name]
@@ -190,10 +191,11 @@ def _form(
     for times in (1, steps):
         read += [_entry(row(shape), times, number, getattr(places, name)) for name, shape in modes.items()]
     shapes, results = [], []
-    for field, times in (*((field, (steps,)) for field in each), *((field, ()) for field in ends)):
-        shapes.append((*batch, *times, *(letters[letter] for letter in field.shape)))
-        at, size = getattr(places, field.array), row(field.shape)
-        results.append((size, size // number, math.prod(times) * size, at, at))
+    for fields, series in ((each, (steps,)), (ends, ())):
+        for field in fields:
+            shapes.append((*batch, *series, *(letters[letter] for letter in field.shape)))
+            at, size = getattr(places, field.array), row(field.shape)
+            results.append((size, size // number, math.prod(series) * size, at, at))
     problem = {
         "observed_row": steps * o,
         "targets": targets,

@@ -251,8 +251,8 @@ def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone
     return even, odd, -(-sum(sizes) // LINE) * LINE
 
 
-def model_field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Contiguous model field and its `Field` entry."""
+def model_field(form: Any, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Contiguous model field and its `Field` entry, for a `Form` or a form of another pass (backward.py)."""
     number = field.element_size()
     field, row, time = in_one_piece(field, MODEL_ENDS[name], form.batch)
     items = field.shape[field.ndim - MODEL_ENDS[name] :].numel()

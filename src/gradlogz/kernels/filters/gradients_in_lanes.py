@@ -7,7 +7,8 @@
               d_bar  = l_bar u - K^T m_bar
               R_bar  = K^T P_bar K - sym(K^T m_bar u^T) + l_bar (u u^T - S^-1) / 2
               H_bar  = u (P m_bar)^T - K^T (m_bar m^T + 2 P_bar P) + l_bar (u m^T - K^T),   m and P after the update
-    predict   m_bar = F^T m_bar',  P_bar = F^T P_bar' F,  F_bar = m_bar' m^T + 2 P_bar' F P,  Q_bar = P_bar',  b_bar = m_bar'
+    predict   m_bar = F^T m_bar',   P_bar = F^T P_bar' F
+              F_bar = m_bar' m^T + 2 P_bar' F P,   Q_bar = P_bar',   b_bar = m_bar'
     collapse  r_i_bar = <m_bar, e_i> + <P_bar, P_i - P + e_i e_i^T>,   e_i = m_i - m
               m_i_bar = r_i (m_bar + 2 P_bar e_i),   P_i_bar = r_i P_bar
 
@@ -60,7 +61,6 @@ from .targets_in_lanes import (
     put,
     weigh,
 )
-
 
 OF_F, OF_H, OF_R = (1 << i for i in range(3))  # gradients that cost extra
 
@@ -195,7 +195,7 @@ def reverse_kalman(
     j: int,
     l_bar: Vector,
 ) -> None:
-    """Reverse of update and predict, after `condition`: from `one_bar` to `start_bar`; adds to the gradient of mode j."""
+    """Reverse of update and predict, from `one_bar` to `start_bar`; adds to the gradient of mode j."""
     s, o, vector, single = size(state), size(observation), size_of(zero), size_of(model)
     F, H = w.F + j * s * s * single, w.H + j * o * s * single
     half, two = number(zero, 0.5), number(zero, 2.0)
@@ -387,7 +387,7 @@ def reverse_gpb2(
             store(log_density + load(zero, w.log_h, i), w.weight, i)
             store(zero + load(model, w.T, i * k + j), w.column, i)
         log_w = weigh(zero, w.column, w.weight, k, w.share)
-        # Reverse of the collapse, then of each pair --------------------------------------------------------------------
+        # Reverse of the collapse, then of each pair ------------------------------------------------------------------
         for i in range(k):
             m, P = w.m + i * s * vector, w.P + i * s * s * vector
             branch_m, branch_P = w.branch_m + i * s * vector, w.branch_P + i * s * s * vector
