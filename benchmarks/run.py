@@ -19,6 +19,7 @@ import layers
 import measures
 import models
 import probe
+import smoothers
 
 BENCHMARKS = {
     "import_time": import_time.rows,
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "contrastive": contrastive.rows,
     "probe": probe.rows,
     "filters": filters.rows,
+    "smoothers": smoothers.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -18,7 +18,7 @@ from ..prior_and_series import Prior, Series
 from ..validation import initial_state, prepared
 from .lbfgs import ascend
 from .parametrization import FitPlan, Free, constrained, prior_fields, unconstrained
-from .training_data import CELLS, FitRun, chunks
+from .training_data import CELLS, FitRun, chunks, observed_entries
 
 
 def run_lbfgs(
@@ -45,7 +45,10 @@ def run_lbfgs(
             value += float(total.detach())
         return value, gradient
 
-    end = ascend(evaluate, flat.vector(flat.free), enough=enough, max_iterations=max_iterations, report=report)
+    # A log variance has the information n / 2 from n observations.
+    scale = 2 / float(observed_entries(series).sum())
+    start = flat.vector(flat.free)
+    end = ascend(evaluate, start, scale=scale, enough=enough, max_iterations=max_iterations, report=report)
     with torch.no_grad():
         fitted = constrained(model, prior, plan, flat.parts(end.best.place))
     return FitRun(*fitted, end.best.value, end.history, end.converged)

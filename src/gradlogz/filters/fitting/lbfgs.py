@@ -45,6 +45,7 @@ def ascend(
     evaluate: Evaluate,
     start: Float[Tensor, "p"],
     *,
+    scale: float = 1.0,
     enough: float,
     max_iterations: int,
     report: Callable[[int, float], None],
@@ -54,6 +55,7 @@ def ascend(
     Args:
         evaluate: value and gradient at a point; a value that is not finite ends the line search before it.
         start: the first point.
+        scale: length of the first step divided by that of the gradient; steps longer than 1 are shortened.
         enough: bound of the estimated gain that is left.
         max_iterations: maximum number of line searches.
         report: function of the number of the iteration and the value after it.
@@ -67,7 +69,7 @@ def ascend(
         was_near, is_near = is_near, left <= max(enough, rounding)
         if left <= rounding or (was_near and is_near):
             return Ascent(now, history, converged=True)
-        first = 1.0 if pairs else min(1.0, 1.0 / float(now.gradient.abs().sum()))
+        first = 1.0 if pairs else min(scale, 1.0 / float(now.gradient.abs().sum()))
         after = _search(evaluate, now, direction, first)
         if after is None and pairs:  # the approximation misleads: begin anew along the gradient
             pairs.clear()

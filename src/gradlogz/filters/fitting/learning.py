@@ -268,8 +268,9 @@ def _restricted(model: SwitchingModel, plan: FitPlan) -> SwitchingModel:
         if name in plan.shared:
             at = -len(ENDS[name])
             field = field.mean(at, keepdim=True).expand_as(field)
-        fields[name] = field
-    return dataclasses.replace(model, **fields)
+        if field is not getattr(model, name):
+            fields[name] = field
+    return dataclasses.replace(model, **fields) if fields else model
 
 
 def _perturbed(model: SwitchingModel, plan: FitPlan, generator: torch.Generator | None) -> SwitchingModel:

@@ -38,7 +38,7 @@ def log_likelihood(
         if kernel is not None:
             with torch.no_grad():
                 bare = PreparedSeries(Parameters(*detached[:7]), y, observed)
-                state = FilterState(*detached[7:10], initial.log_likelihood)
+                state = FilterState(detached[7], detached[8], detached[9], initial.log_likelihood)
                 filtered = filter_prepared(call, chosen, bare, state, FILTERED_MODES)
                 modes = tuple(getattr(filtered, name) for name in FILTERED_MODES)
                 forward = kernel.FilteredSeries(detached[:7], detached[7:10], modes, y, observed)
