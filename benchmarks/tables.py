@@ -364,6 +364,19 @@ def filters_online() -> str:
     return "\n".join(lines)
 
 
+def smoothers() -> str:
+    """Milliseconds of smoothers and fits, one row per alternative of each problem."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "smoothers.json").read_text())["rows"]
+    lines = ["| problem | | milliseconds | ratio to gradlogz |", "|---|---|---|---|"]
+    for row in rows:
+        for name, time in row["milliseconds"].items():
+            ratio = row["ratios"].get(name)
+            cell = f"1 (A/A {row['ratios']['A/A']:.2f})" if ratio is None else f"{ratio:.2f}"
+            label = COLUMN_LABELS.get(name, name)
+            lines.append(f"| {row['problem']} | {label} | {time:.3g} | {cell} |")
+    return "\n".join(lines)
+
+
 def filters_gpu() -> str:
     """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
@@ -565,6 +578,7 @@ TABLES = {
     "probe power": probe_power,
     "filters": filters,
     "filters online": filters_online,
+    "smoothers": smoothers,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,

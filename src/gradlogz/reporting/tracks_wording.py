@@ -90,7 +90,7 @@ def method(tracks: Tracks) -> str:
     s = tracks.settings
     options = [s.sigma, s.noise, *([s.turn_rate] if s.model == "turn" else [])]
     if s.fit:
-        levels = f"fitted by EM ({counted(tracks.rounds, 'iteration')})"
+        levels = f"fitted by maximum likelihood ({counted(tracks.rounds, 'iteration')})"
     elif tracks.detections.truth is not None and _levels(s) == _levels(settings_of(s.model)):
         levels = "preset for the scenario"
     elif all(options):

@@ -39,7 +39,7 @@ from .target_batches import ROWS, TargetBatch, batch_of, batches, model_of_batch
 Show = Callable[[int, int], None]
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
 FITTED_ROWS, FITTED_STEPS = 4096, 256  # rows of a fit, and the longest series of a target
-ITERATIONS = 60  # largest number of EM iterations
+ITERATIONS = 60  # largest number of iterations of a fit
 
 
 def track(
@@ -66,7 +66,7 @@ def track(
         detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or such columns in
             a dictionary, a DataFrame of pandas or polars, or an xarray.Dataset; None selects the built-in scenario.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
-            rows, where each EM iteration of a fit counts its rows.
+            rows, where each iteration of a fit counts its rows.
 
     Law: tests/tracking/test_tracks_are_what_the_filters_say.py.
 
@@ -226,7 +226,7 @@ def _fitted(
     model: SwitchingModel,
     show: Callable[[int], None],
 ) -> tuple[Levels, int]:
-    """Noise levels fitted by EM, and the number of iterations."""
+    """Noise levels fitted by maximum likelihood, and the number of iterations."""
     shared = ["R"] if settings.model == "cv" else ["Q", "R"]
     fitted = fit(
         model,

@@ -31,7 +31,7 @@ class TrackingSettings:
         turn_rate: turn rate of the model "turn" in degrees per unit of time; None estimates it.
         outliers: probability that a detection is an outlier, before its position is known; 0 rejects none.
         smooth: whether states are also smoothed, given all detections.
-        fit: whether the noise levels are fitted by EM, starting from the given or estimated ones.
+        fit: whether the noise levels are fitted by maximum likelihood, starting from the given or estimated ones.
         skip_bad: whether invalid rows are skipped; otherwise they raise an error.
         seed: seed of the built-in scenario.
     """

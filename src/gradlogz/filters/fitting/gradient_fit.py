@@ -31,7 +31,7 @@ def run_lbfgs(
     enough: float,
     report: Callable[[int, float], None],
 ) -> FitRun:
-    """Climb the log likelihood until at most `enough` is left to gain (lbfgs.py)."""
+    """Increase the log likelihood until at most `enough` is left to gain (lbfgs.py)."""
     flat = FlatParameters.of(unconstrained("fit", model, prior, plan))
     size = max(1, CELLS // (8 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
 

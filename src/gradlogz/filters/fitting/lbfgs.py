@@ -50,7 +50,7 @@ def ascend(
     max_iterations: int,
     report: Callable[[int, float], None],
 ) -> Ascent:
-    """Climb until the Newton decrement is at most `enough` at two points in succession.
+    """Increase a function until the Newton decrement is at most `enough` at two points in succession.
 
     Args:
         evaluate: value and gradient at a point; a value that is not finite ends the line search before it.
