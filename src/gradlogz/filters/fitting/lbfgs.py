@@ -33,7 +33,7 @@ class Point(NamedTuple):
     gradient: Float[Tensor, "p"]
 
 
-class Ascent(NamedTuple):
+class AscentResult(NamedTuple):
     """The highest point, the value after each iteration, and whether little is left to gain."""
 
     best: Point
@@ -49,7 +49,7 @@ def ascend(
     enough: float,
     max_iterations: int,
     report: Callable[[int, float], None],
-) -> Ascent:
+) -> AscentResult:
     """Increase a function until the Newton decrement is at most `enough` at two points in succession.
 
     Args:
@@ -68,7 +68,7 @@ def ascend(
         rounding = 8 * torch.finfo(start.dtype).eps * abs(now.value)
         was_near, is_near = is_near, left <= max(enough, rounding)
         if left <= rounding or (was_near and is_near):
-            return Ascent(now, history, converged=True)
+            return AscentResult(now, history, converged=True)
         first = 1.0 if pairs else min(scale, 1.0 / float(now.gradient.abs().sum()))
         after = _search(evaluate, now, direction, first)
         if after is None and pairs:  # the approximation misleads: begin anew along the gradient
@@ -82,7 +82,7 @@ def ascend(
         now = after
         history.append(now.value)
         report(i, now.value)
-    return Ascent(now, history, converged=False)
+    return AscentResult(now, history, converged=False)
 
 
 def _direction(pairs: deque[tuple[Tensor, Tensor]], gradient: Tensor) -> Tensor:
