@@ -20,6 +20,7 @@ import layers
 import measures
 import models
 import probe
+import smoothers
 
 BENCHMARKS = {
     "import_time": import_time.rows,
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "probe": probe.rows,
     "filters": filters.rows,
     "filters_online": filters_online.rows,
+    "smoothers": smoothers.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -381,6 +381,19 @@ def filters_own_intervals() -> str:
     )
 
 
+def smoothers() -> str:
+    """Milliseconds of smoothers and fits, one row per alternative of each problem."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "smoothers.json").read_text())["rows"]
+    lines = ["| problem | | milliseconds | ratio to gradlogz |", "|---|---|---|---|"]
+    for row in rows:
+        for name, time in row["milliseconds"].items():
+            ratio = row["ratios"].get(name)
+            cell = f"1 (A/A {row['ratios']['A/A']:.2f})" if ratio is None else f"{ratio:.2f}"
+            label = COLUMN_LABELS.get(name, name) if row["problem"].startswith("smoothing") else name
+            lines.append(f"| {row['problem']} | {label} | {time:.3g} | {cell} |")
+    return "\n".join(lines)
+
+
 def filters_gpu() -> str:
     """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
@@ -624,6 +637,7 @@ TABLES = {
     "filters": filters,
     "filters online": filters_online,
     "filters own intervals": filters_own_intervals,
+    "smoothers": smoothers,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,

@@ -1,5 +1,7 @@
 """Smoothers beside every history of modes: where they are exact, and how near elsewhere."""
 
+import math
+
 import filterpy.kalman
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from gradlogz import Prior, Series, SwitchingModel, gpb2, imm, smooth
 from gradlogz.filters import Smoothed, constant_acceleration, constant_velocity, enumerate_modes
+from gradlogz.kernels.filters import dispatch
 from support.scales import close
 from support.smoother_oracles import near, smoothed_by_definition
 from support.switching_oracles import F64, beginning, chain, observed, positive, same, system
@@ -14,6 +17,12 @@ from support.switching_oracles import F64, beginning, chain, observed, positive,
 METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)
 ours = pytest.mark.parametrize("method", ["imm", "gpb2"])
+
+
+@pytest.fixture(autouse=True, params=[0, math.inf], ids=["compiled", "torch"])
+def path(monkeypatch, request):
+    """Run every law by the compiled kernels, where they apply, and by the torch path."""
+    monkeypatch.setattr(dispatch, "WORTH_FILTERING", request.param)
 
 
 def agrees(found, expected, *, tolerance=1e-11, but=()):

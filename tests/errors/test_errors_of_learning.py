@@ -42,7 +42,7 @@ ERRORS = [
         ValueError,
         "fit: shared",
         "parameters",
-        fitted(learn=["F", "Q"], shared=["F"]),
+        fitted(learn=["F", "Q"], shared=["F"], method="em"),
     ),
     (
         ValueError,

@@ -42,6 +42,12 @@ ERRORS = [
     ),
     (
         ValueError,
+        "smooth: fields",
+        "Smoothed",
+        lambda: smooth(model, y, start, fields=["means"]),
+    ),
+    (
+        ValueError,
         "smooth: lag",
         "enumerate",
         lambda: smooth(model, y, start, lag=-1),

@@ -97,7 +97,7 @@ def test_with_one_mode_every_round_climbs_and_the_end_is_stationary(names, known
     y[2:6, 4, 1] = torch.nan
     other = system(1, seed=5)
     start = dataclasses.replace(model, **{name: getattr(other, name) for name in names})
-    found = fit(start, y, START, learn=names, tolerance=1e-12, max_iterations=100)
+    found = fit(start, y, START, learn=names, method="em", tolerance=1e-12, max_iterations=100)
     assert bool((found.history.diff() >= -1e-8).all())
     begun = slopes(found._replace(model=start), names, y, gpb2_likelihood)
     ended = slopes(found, names, y, gpb2_likelihood)
@@ -128,7 +128,7 @@ def test_a_round_is_the_step_along_the_gradient_that_fisher_s_identity_gives(nam
         want = old + (noise @ slope.unsqueeze(-1)).squeeze(-1) / n.unsqueeze(-1)
     else:
         want = old + old @ (slope + slope.mT) @ old / n[:, None, None]
-    found = fit(model, y, START, learn=[name], smoother="enumerate", max_iterations=1)
+    found = fit(model, y, START, learn=[name], method="em", smoother="enumerate", max_iterations=1)
     close(getattr(found.model, name), want, 1.0, tolerance=1e-9)
     assert float(found.history.diff()) > 0
 
@@ -247,7 +247,7 @@ def test_noise_levels_are_learned_at_irregular_times():
     series, options = Series(y, times=times), {"learn": ["Q", "R"], "structure": {"Q": "scale", "R": "scale"}}
     q, r = (torch.ones(1, 1, 1, dtype=F64, requires_grad=True) for _ in range(2))
     gpb2_likelihood(dataclasses.replace(model, Q=q, R=r, validate=False), series, begin).sum().backward()
-    once = fit(model, series, begin, **options, max_iterations=1)
+    once = fit(model, series, begin, **options, method="em", max_iterations=1)
     close(once.model.Q, 1 + 2 * q.grad / (n * t), tolerance=1e-9)
     close(once.model.R, 1 + 2 * r.grad / (n * t), tolerance=1e-9)
     found = fit(model, series, begin, **options, method="gradient", errors=True)
@@ -304,7 +304,7 @@ def test_progress_is_told():
     values, done = [], []
     model = system(1)
     calls = {"on_iteration": lambda i, v: values.append((i, v)), "progress": lambda *counts: done.append(counts)}
-    fit(model, drawn(model, 3, 4), START, learn=["R"], max_iterations=4, tolerance=0.0, starts=2, **calls)
+    fit(model, drawn(model, 3, 4), START, learn=["R"], method="em", max_iterations=4, tolerance=0.0, starts=2, **calls)
     assert [i for i, _ in values] == [0, 1, 2, 3, 4] * 2
     assert all(b >= a for (_, a), (_, b) in itertools.pairwise(values[:5]))
     assert all(total == 8 for _, total in done)

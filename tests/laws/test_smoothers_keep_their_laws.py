@@ -1,5 +1,6 @@
 """What holds for every smoother: batches, gaps, order, symmetry, dead modes, sums of pairs, derivatives."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gradlogz import Prior, Series, SwitchingModel, imm, smooth
 from gradlogz.filters import Generator, Smoothed, constant_acceleration, constant_velocity, nees
+from gradlogz.kernels.filters import dispatch
 from support.scales import close
 from support.smoother_oracles import drawn
 from support.switching_oracles import F64, beginning, chain, observed, positive, system
@@ -18,6 +20,12 @@ METHODS = ("imm", "gpb2", "kim")
 each = pytest.mark.parametrize("method", METHODS)
 ours = pytest.mark.parametrize("method", ["imm", "gpb2"])
 NAMES = ("transition", "F", "Q", "H", "R", "b", "d", "B", "D", "y", "u", "mean", "covariance", "log_mode_probability")
+
+
+@pytest.fixture(autouse=True, params=[0, math.inf], ids=["compiled", "torch"])
+def path(monkeypatch, request):
+    """Run every law by the compiled kernels, where they apply, and by the torch path."""
+    monkeypatch.setattr(dispatch, "WORTH_FILTERING", request.param)
 
 
 def alike(found, expected, scale=10.0, *, tolerance=None):

@@ -26,6 +26,8 @@ from .gradient_fit import run_lbfgs, standard_errors
 from .parametrization import MATRICES, NAMES, PLAIN, FitPlan, Structure, prior_fields
 from .training_data import FitRun, flattened, observed_entries, valid_steps
 
+NEAR = 0.005  # nats below the maximum: 0.1 standard errors, since l* - l = δ²/2
+
 
 class Fitted(NamedTuple):
     """Result of `fit`.
@@ -35,7 +37,8 @@ class Fitted(NamedTuple):
         prior: the prior; unchanged unless "initial" was learned.
         log_likelihood: log likelihood of all series under that model.
         history: log likelihood after each iteration of the best start, including the initial one.
-        converged: whether the last iteration changed the log likelihood by less than the tolerance.
+        converged: whether the log likelihood that is left to gain was estimated to be below the tolerance: for
+            "gradient" by the Newton decrement, for "em" by extrapolation of its gains.
         starts: final log likelihood of each start.
         standard_error: standard error of every learned parameter by name, from the curvature of the log likelihood;
             None unless errors=True. A 95 % confidence interval is the estimate ± 1.96 standard errors. Infinite for
@@ -60,7 +63,7 @@ def fit(
     learn: Sequence[str] = ("transition", "Q", "R"),
     structure: Mapping[str, Structure] | None = None,
     shared: Sequence[str] = (),
-    method: Literal["em", "gradient"] = "em",
+    method: Literal["em", "gradient"] = "gradient",
     smoother: Method = "gpb2",
     starts: int = 1,
     max_iterations: int = 200,
@@ -79,18 +82,21 @@ def fit(
         learn: parameters to learn: "transition", "F", "Q", "H", "R", "b", "d", and "initial" for the prior.
         structure: structure of Q and R: "full" (default), "diagonal", or "scale", one factor for each mode's matrix.
         shared: parameters that all modes share; with EM, F and b require Q, and H and d require R.
-        method: "em", or "gradient": L-BFGS on the log likelihood of the filter in the smoother's forward pass.
-        smoother: "gpb2", "imm", "kim", or "enumerate" for short series.
+        method: "gradient", gradient ascent (L-BFGS) on the log likelihood of the filter in the smoother's forward pass;
+            or "em", whose iterations are simpler and more. Only EM learns from a singular Q or R with all its entries.
+        smoother: "gpb2", "imm", and for "em" also "kim", or "enumerate" for short series.
         starts: number of starts. The first is the model, the others are random perturbations; the best end is kept.
-        max_iterations: maximum number of iterations of each start; for "gradient" an iteration is ten steps.
-        tolerance: convergence threshold of an iteration, in nats per time step.
+        max_iterations: maximum number of iterations of each start.
+        tolerance: bound of the log likelihood that is left to gain when iterations end, in nats per time step; at most
+            0.005 nats in all, which is a distance of 0.1 standard errors from the maximum.
         errors: whether to compute standard errors.
         progress: True for a progress bar, or a function of the finished and the maximum number of iterations.
         on_iteration: function called after each iteration with its number and the log likelihood.
         generator: random number generator of the starts.
 
     If only learned parameters distinguish the modes, the modes are reordered to match those of the model. Cost of an
-    iteration: one smoother pass over every series, in linear memory.
+    iteration: one or two passes of the filter and its gradient over every series, or one of the smoother, in linear
+    memory. Both are compiled on the CPU if numba is installed.
     Law: tests/laws/test_parameters_are_learned.py.
 
     >>> import torch
@@ -120,7 +126,7 @@ def fit(
             f"starts and max_iterations must be at least 1, got {fact}",
             "Use starts=1 for the model only.",
         )
-    report, enough = reporter(progress, "iterations"), tolerance * float(valid_steps(series).sum())
+    report, enough = reporter(progress, "iterations"), min(tolerance * float(valid_steps(series).sum()), NEAR)
     ascend = run_em if method == "em" else run_lbfgs
     runs: list[FitRun] = []
 
@@ -262,8 +268,9 @@ def _restricted(model: SwitchingModel, plan: FitPlan) -> SwitchingModel:
         if name in plan.shared:
             at = -len(ENDS[name])
             field = field.mean(at, keepdim=True).expand_as(field)
-        fields[name] = field
-    return dataclasses.replace(model, **fields)
+        if field is not getattr(model, name):
+            fields[name] = field
+    return dataclasses.replace(model, **fields) if fields else model
 
 
 def _perturbed(model: SwitchingModel, plan: FitPlan, generator: torch.Generator | None) -> SwitchingModel:

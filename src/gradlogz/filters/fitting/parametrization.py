@@ -10,7 +10,7 @@ Parameters shared by modes are stored once. Leading dimensions (targets) are pre
 Read next: learning.py.
 """
 
-import dataclasses
+import copy
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -82,7 +82,15 @@ def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) 
             free["log_mode_probability"].log_softmax(-1),
             per="mode",
         )
-    return dataclasses.replace(model, **fields, validate=False), prior
+    return _replaced(model, fields), prior
+
+
+def _replaced(model: SwitchingModel, fields: dict[str, Any]) -> SwitchingModel:
+    """Model with other fields of the same sizes, without the checks of a new model: they cost as much as a filter."""
+    other = copy.copy(model)
+    for name, field in (fields | {"validate": False}).items():
+        object.__setattr__(other, name, field)
+    return other
 
 
 def _once(plan: FitPlan, name: str, field: Tensor) -> Tensor:

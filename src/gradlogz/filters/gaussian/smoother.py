@@ -7,7 +7,7 @@ Read next: backward_messages.py (one backward step), kim_smoother.py (Kim's step
 enumeration.py (the exact filter).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import starmap
 from typing import Any, Literal, NamedTuple
 
@@ -16,17 +16,19 @@ import torch
 from ..._autocast import without_autocast
 from ..._errors import InputValueError
 from ..._typing import Float, Tensor
+from ...kernels.filters.dispatch import backward_kernel
+from ...kernels.filters.fields import FILTERED_MODES
 from ...special.log_domain import log_sum_exp
 from ..models.nonlinear_model import NonlinearModel, NonlinearParameters
 from ..models.switching_model import ENDS, Parameters, SwitchingModel
 from ..moment_matching import GaussianMoments, mix, to_one, weigh
 from ..prior_and_series import Prior, Series, as_series
-from ..results import Filtered
-from ..validation import check_model, initial_state, prepared
+from ..results import Filtered, FilterState
+from ..validation import PreparedSeries, check_model, initial_state, prepared
 from . import backward_messages, kim_smoother
 from .backward_messages import FilteredModes, SmoothedModes, SmoothingStep, combine_pairs, pair_modes
 from .enumeration import Enumerated, enumerate_modes
-from .switching import SwitchingFilter
+from .switching import SwitchingFilter, filter_prepared
 
 Method = Literal["imm", "gpb2", "kim", "enumerate"]
 
@@ -78,6 +80,7 @@ def smooth(
     method: Method = "gpb2",
     lag: int | None = None,
     max_histories: int | None = None,
+    fields: Collection[str] | None = None,
 ) -> Smoothed:
     """Smooth states and modes: p(x_t, s_t | y_1 ... y_T), or up to y_{t+lag}, with one Gaussian for each mode.
 
@@ -107,11 +110,14 @@ def smooth(
         lag: number of later observations that each state is conditioned on; None for all. All times are smoothed in
             parallel, in lag + 1 steps.
         max_histories: for "enumerate", number of likeliest histories to keep; None keeps all.
+        fields: names of the fields of `Smoothed` to return, None for all; the others are None, except those of time 0.
+            Without "filtered", only the log likelihood of the forward pass is returned. Fewer fields take less time.
 
     The other arguments are those of `imm`. Cost: k² Kalman filter steps and k² linear systems of size s for each time
     step. Smoothed covariances are differences from the filtered ones: a prior more than 1e10 times wider than the
-    observation noise (1e4 in float32) costs the first times their accuracy. On a GPU no step synchronises if the model
-    has validate=False, except for "kim", which computes eigenvalues.
+    observation noise (1e4 in float32) costs the first times their accuracy. "imm" and "gpb2" without lag run in a
+    compiled kernel on the CPU if numba is installed, except for nonlinear models, modes with components, and gradients.
+    On a GPU no step synchronises if the model has validate=False, except for "kim", which computes eigenvalues.
     Law: tests/agreement/test_smoothers_agree_with_enumeration.py.
 
     >>> import torch
@@ -136,13 +142,20 @@ def smooth(
         condition = 'lag must be nonnegative and not used with "enumerate", max_histories is for "enumerate" only'
         fact = f"lag={lag} and max_histories={max_histories} with method={method!r}"
         raise InputValueError(call, "lag", f"{condition}, got {fact}", "Drop the argument that does not apply.")
-    series = as_series(observations)
-    parameters, y, observed = prepared(call, model, series, validate=model.validate)
-    m, P, log_pi, _ = initial_state(call, model, prior, y.shape[:-2])
+    wanted, series = _requested_fields(call, fields), as_series(observations)
+    steps_of_series = prepared(call, model, series, validate=model.validate)
+    parameters, y, observed = steps_of_series
+    initial = initial_state(call, model, prior, y.shape[:-2])
+    m, P, log_pi, _ = initial
     if enumerated:
         enumerated_modes = enumerate_modes(model, series, prior, max_histories=max_histories)
-        return _from_histories(enumerated_modes, parameters, y, observed, GaussianMoments(m, P))
+        histories = _from_histories(enumerated_modes, parameters, y, observed, GaussianMoments(m, P))
+        return _select_fields(wanted, histories)
     chosen = SwitchingFilter(model) if method == "imm" else SwitchingFilter(model, "gpb")
+    if method != "kim" and lag is None:
+        compiled = _compiled_interval(chosen, steps_of_series, initial, wanted)
+        if compiled is not None:
+            return compiled
     filtered = chosen.filter(series, prior)
     forward = FilteredModes(
         torch.cat((m.unsqueeze(-3), filtered.mode_mean), -3),
@@ -153,8 +166,52 @@ def smooth(
     steps = SmoothingStep(parameters, y, observed, filtered.step_log_likelihood > -torch.inf)
     recursion = KIM if method == "kim" else MESSAGES
     if lag is None:
-        return _interval(recursion, steps, forward, filtered)
-    return _fixed_lag(recursion, steps, forward, filtered, lag)
+        return _select_fields(wanted, _interval(recursion, steps, forward, filtered))
+    return _select_fields(wanted, _fixed_lag(recursion, steps, forward, filtered, lag))
+
+
+ALL = frozenset(Smoothed._fields)
+ALWAYS = frozenset(name for name in Smoothed._fields if name.startswith("initial"))
+
+
+def _requested_fields(call: str, fields: Collection[str] | None) -> frozenset[str]:
+    """Validated names of the requested fields of `Smoothed`."""
+    wanted = ALL if fields is None else frozenset((fields,) if isinstance(fields, str) else fields)
+    if unknown := wanted - ALL:
+        remedy = f"Choose from {', '.join(Smoothed._fields)}."
+        problem = f"fields must be names of fields of Smoothed, got {sorted(map(str, unknown))}"
+        raise InputValueError(call, "fields", problem, remedy)
+    return wanted
+
+
+def _select_fields(wanted: frozenset[str], result: Smoothed) -> Smoothed:
+    """Requested fields of a result; the filter keeps its log likelihood."""
+    if "filtered" not in wanted:
+        nothing: dict[str, Any] = dict.fromkeys(Filtered._fields)
+        result = result._replace(filtered=Filtered(**nothing | {"log_likelihood": result.filtered.log_likelihood}))
+    names = wanted | ALWAYS | {"filtered"}
+    return Smoothed._make([t if name in names else None for name, t in result._asdict().items()])
+
+
+def _compiled_interval(
+    chosen: SwitchingFilter, series: PreparedSeries, initial: FilterState, wanted: frozenset[str]
+) -> Smoothed | None:
+    """Filter and smooth in compiled kernels; None if there is none, or if a number was not finite."""
+    parameters, y, observed = series
+    if not isinstance(parameters, Parameters) or parameters.has is not None:
+        return None
+    model, start = tuple(parameters[:7]), tuple(initial)[:3]
+    kernel = backward_kernel((*model, *start, y), y.shape[:-1].numel() * chosen.model.modes**2)
+    if kernel is None:
+        return None
+    filtered = filter_prepared(
+        "smooth", chosen, series, initial, fields=None if "filtered" in wanted else FILTERED_MODES
+    )
+    modes = tuple(getattr(filtered, name) for name in FILTERED_MODES)
+    smoothed = kernel.smooth(kernel.FilteredSeries(model, start, modes, y, observed), wanted)
+    if smoothed is None:
+        return None
+    return _select_fields(wanted, Smoothed(**dict.fromkeys(Smoothed._fields) | smoothed | {"filtered": filtered}))
 
 
 class BackwardRecursion(NamedTuple):

@@ -427,6 +427,14 @@ def _run(
     return result
 
 
+def filter_prepared(
+    call: str, chosen: SwitchingFilter, series: PreparedSeries, state: FilterState, fields: Collection[str] | None
+) -> Filtered:
+    """Filter a series that has been validated, from a state of imm or gpb2 at time 0; short series are compiled too."""
+    wanted = _requested_fields(call, fields)
+    return _pass(call, chosen, series, state, last=False, wanted=wanted, is_online=True)[1]
+
+
 def _pass(
     call: str,
     chosen: SwitchingFilter,

@@ -96,7 +96,7 @@ def forward(
         *parameters[:5],
         *(blank if t is None else t for t, blank in zip(parameters[5:], form.blank, strict=True)),
     )
-    model = [_field(form, name, t) for name, t in zip(MODEL_ENDS, model_fields, strict=True)]
+    model = [model_field(form, name, t) for name, t in zip(MODEL_ENDS, model_fields, strict=True)]
     series, mask = [t.contiguous() for t in (y, *state)], None if observed is None else observed.contiguous()
     start_fields = ((t.data_ptr(), *where) for t, where in zip(series, form.read, strict=False))
     fields = array("q", chain(*(field for _, field in model), *start_fields))
@@ -251,8 +251,8 @@ def _layout(depth: int, most: int, k: int, s: int, o: int, vector: int, is_alone
     return even, odd, -(-sum(sizes) // LINE) * LINE
 
 
-def _field(form: Form, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Contiguous model field and its `Field` entry."""
+def model_field(form: Any, name: str, field: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Contiguous model field and its `Field` entry, for a `Form` or a form of another pass (backward.py)."""
     number = field.element_size()
     field, row, time = in_one_piece(field, MODEL_ENDS[name], form.batch)
     items = field.shape[field.ndim - MODEL_ENDS[name] :].numel()
@@ -293,7 +293,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def _reader(kind: Any, start: int) -> Any:
+def reader(kind: Any, start: int) -> Any:
     """Instruction that reads a tuple of integers from a plan and adds a base to each."""
     tuples = types.NamedUniTuple(types.int64, len(kind._fields), kind)
 
@@ -305,9 +305,9 @@ def _reader(kind: Any, start: int) -> Any:
     return code
 
 
-problem_at = _reader(FilterProblem, HEADER)
-even_at = _reader(Memory, HEADER + len(FilterProblem._fields))
-odd_at = _reader(Memory, HEADER + len(FilterProblem._fields) + len(Memory._fields))
+problem_at = reader(FilterProblem, HEADER)
+even_at = reader(Memory, HEADER + len(FilterProblem._fields))
+odd_at = reader(Memory, HEADER + len(FilterProblem._fields) + len(Memory._fields))
 
 
 @cache
@@ -347,8 +347,8 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
         "zeros": nothing(Lanes(number, width)),
         "coefficients": nothing(Lanes(number, model_width)),
         "filter_block": filter_alone if method == ALONE else block_of((advance_imm, advance_gpb1, advance_gpb)[method]),
-        "state_of": _size("state", sizes and sizes[0]),
-        "observation_of": _size("observation", sizes and sizes[1]),
+        "state_of": size_reader("state", sizes and sizes[0]),
+        "observation_of": size_reader("observation", sizes and sizes[1]),
     }
     closure = filter_all.__closure__
     function = FunctionType(filter_all.__code__, {**globals(), **enclosed_globals}, filter_all.__name__, None, closure)
@@ -358,7 +358,7 @@ def worker(method: int, number: str, width: int, model_width: int, sizes: tuple[
     return compile_worker(named(function, *enclosed[:-1], *(sizes or ())))
 
 
-def _size(name: str, known: int | None) -> Any:
+def size_reader(name: str, known: int | None) -> Any:
     """Function that returns a size of the problem, as a compile-time constant if it is known."""
     if known is not None:
         constant = counted(known)

@@ -54,6 +54,18 @@ def discretization_kernel(tensors: tuple[Tensor, ...]) -> Any:
     return kernel_module(f"{__package__}.discretization", "numba")
 
 
+def backward_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_repeated: bool = False) -> Any:
+    """Compiled kernel of backward passes, a module with `smooth` and `differentiate`; None if none applies.
+
+    It applies where the kernel of the filters does, on the CPU. A backward step of the torch path takes about four
+    times as long as a step of a filter. Repeated passes over a series always use the kernel.
+    """
+    on_cpu = all(t is None or t.device.type == "cpu" for t in tensors)
+    if not on_cpu or filtering_kernel(tensors, 4 * filters, is_online=is_repeated) is None:
+        return None
+    return kernel_module(f"{__package__}.backward", "numba")
+
+
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Return True if tensors have values of one kernel dtype on one device, and no derivatives are needed."""
     if not has_values(*tensors) or forward_ad._current_level >= 0:

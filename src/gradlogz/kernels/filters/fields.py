@@ -50,6 +50,10 @@ FIELDS = {
 }
 
 
+# Fields of `Filtered` that backward passes read.
+FILTERED_MODES = ("mode_mean", "mode_covariance", "log_mode_probability")
+
+
 class KernelResult(NamedTuple):
     """Fields of `Filtered` except the last, None if not requested; and the state after the last step."""
 

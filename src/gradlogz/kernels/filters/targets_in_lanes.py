@@ -277,7 +277,26 @@ def update(
     state: Size,
     observation: Size,
 ) -> Vector:
-    """Update to m + K v and Joseph's form of P, after `expect`; returns log N(v; 0, S).
+    """Update to m + K v and Joseph's form of P, after `expect`; returns log N(v; 0, S)."""
+    log_density = gain(zero, model, w, m, H, expected, S, new_m, state, observation)
+    joseph(zero, model, w, P, R, new_P, state, observation)
+    return log_density
+
+
+@compiled
+def gain(
+    zero: Vector,
+    model: Vector,
+    w: Memory,
+    m: int,
+    H: int,
+    expected: int,
+    S: int,
+    new_m: int,
+    state: Size,
+    observation: Size,
+) -> Vector:
+    """Update the mean to m + K v, and store K^T and A = I - K H; returns log N(v; 0, S).
 
     S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the
     array D holds the rest of S, above it L^T. A missing component has a row of the identity in S and zeros elsewhere.
@@ -326,13 +345,19 @@ def update(
             for q in range(r + 1, o):
                 total = total - load(zero, w.D, r * o + q) * load(zero, w.K, q * s + n)
             store(total, w.K, r * s + n)
-    # P' = A P A^T + K R K^T,   A = I - K H
     for i in range(s):
         for j in range(s):
             total = one if i == j else zero
             for r in range(o):
                 total = total - load(zero, w.K, r * s + i) * load(model, H, r * s + j)
             store(total, w.A, i * s + j)
+    return number(zero, -0.5) * (square + count * number(zero, LOG_2_PI) + log_det)
+
+
+@compiled
+def joseph(zero: Vector, model: Vector, w: Memory, P: int, R: int, new_P: int, state: Size, observation: Size) -> None:
+    """Joseph's form P' = A P A^T + K R K^T, after `gain`."""
+    s, o = size(state), size(observation)
     for i in range(s):
         for j in range(s):
             total = zero
@@ -358,7 +383,6 @@ def update(
                 total = total + load(zero, w.B, r * s + i) * load(zero, w.K, r * s + j)
             store(total, new_P, i * s + j)
             store(total, new_P, j * s + i)
-    return number(zero, -0.5) * (square + count * number(zero, LOG_2_PI) + log_det)
 
 
 # --------------------------------------------------------------------------------------- weights and moment matching
