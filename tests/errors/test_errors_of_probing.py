@@ -198,7 +198,7 @@ FILES = [
     (ValueError, "load: name", "place of an object", lambda: load(changed("list config", config__json="[]"))),
     *(
         (ValueError, "load: name", name, lambda name=name: load(changed("many", config__json=config(**{name: 10**9}))))
-        for name in ("num_hidden_layers", "vocab_size", "hidden_size", "max_position_embeddings")
+        for name in ("num_hidden_layers", "vocab_size", "hidden_size", "max_position_embeddings", "num_labels")
     ),
     *(
         (ValueError, "load: name", "readable", lambda text=text: load(changed("odd", config__json=text)))

@@ -26,7 +26,8 @@ def raise_statements():
     """(file, first line, last line) of every raise statement, and its syntax."""
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
-            private = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name) and node.exc.id.startswith("_")
+            raised = getattr(getattr(node, "exc", None), "func", getattr(node, "exc", None))
+            private = isinstance(node, ast.Raise) and isinstance(raised, ast.Name) and raised.id.startswith("_")
             # A private signal is no error, and an error that is raised again is another statement's.
             if isinstance(node, ast.Raise) and node.exc is not None and not private:
                 yield (path.relative_to(PACKAGE).as_posix(), node.lineno, node.end_lineno), node

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from gradlogz.probing.corpus.images import PIXELS, images
-from support.fuzzing import READERS
+from gradlogz.probing.inside.loading import load
+from support.fuzzing import READERS, gguf_sample
+from support.saved_models import gpt2, save
 
 TESTS = Path(__file__).parents[1]
 
@@ -82,3 +84,35 @@ def test_damaged_pictures_and_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "y.png")
     with pytest.raises(ValueError, match="no images"):
         next(images(tmp_path, Processor()))
+
+
+# Models -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_chooses_no_kernel(tmp_path):
+    folder = save(gpt2(), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"attn_implementation": "kernels-community/flash-attn", "auto_map": {"A": "a.B"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder, device="cpu")
+    assert loaded.model.config._attn_implementation in ("sdpa", "eager")
+
+
+def test_the_cache_of_the_hub_has_links(tmp_path):
+    """As huggingface_hub stores models: files named by their hashes, and links to them."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0a1b"
+    save(gpt2(), snapshot)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    assert load(snapshot, device="cpu").facts["layers"] == 2
+
+
+def test_a_truncated_gguf_file_is_named(tmp_path):
+    gguf_sample(tmp_path / "model")
+    data = (tmp_path / "model" / "model.gguf").read_bytes()
+    for end in (0, 3, 23, 24, 100, len(data) // 4):
+        (tmp_path / "model" / "model.gguf").write_bytes(data[:end])
+        with pytest.raises(ValueError, match=r"model\.gguf is damaged"):
+            load(tmp_path / "model" / "model.gguf", device="cpu")

@@ -25,10 +25,12 @@ SINGLE = {"safetensors": "model.safetensors", "pickle": "pytorch_model.bin"}
 READ = (".json", ".txt", ".model", ".vocab", ".jinja", ".safetensors", ".bin", ".py", ".md")
 LARGEST_JSON = 2**29  # bytes; tokenizers of 250 000 tokens have 20 MB
 LARGEST_HEADER = 10**8  # bytes; the limit of safetensors
+LABELS = re.compile(r"^num_labels$")  # of which the configuration makes a dictionary, whatever the weights
 LAYERS = re.compile(r"layers?$|^depths?$|blocks?$|^attention_types$|stages?$")
 POSITIONS = re.compile(r"position|_length$|_len$|^n_ctx$")
 SIZES = re.compile(r"^(num|n|d)_|_(size|dim|dims|heads|experts|ratio|rank|channels)$|^dim$")
 FEWEST_LAYERS, FEWEST_POSITIONS, FEWEST = 256, 2**20, 2**16  # allowed for any checkpoint: layers may share weights
+MOST_LABELS = 10**5
 # Settings that choose code, or data elsewhere, and that a measurement does not need.
 REFUSED = (
     "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset",
@@ -83,6 +85,7 @@ def checked_config(content: Any, folder: Path, kind: str, gguf: str | None) -> d
     size = sum(file.stat().st_size for file in files if file.is_file())
     tensors = sum(_tensors(file) for file in files if file.is_file())
     limits = {
+        LABELS: (MOST_LABELS, "no more of them"),
         LAYERS: (tensors if gguf is not None else max(tensors, FEWEST_LAYERS), f"{tensors} tensors"),
         POSITIONS: (max(size, FEWEST_POSITIONS), f"{size} bytes"),
         SIZES: (max(size, FEWEST), f"{size} bytes"),
@@ -90,7 +93,7 @@ def checked_config(content: Any, folder: Path, kind: str, gguf: str | None) -> d
     for name, number in _numbers(content):
         limit, fact = next((limits[pattern] for pattern in limits if pattern.search(name)), (None, ""))
         if limit is not None and number > limit:
-            problem = f"config.json declares {name} {number:.4g}, but the weights have {fact}"
+            problem = f"config.json declares {name} {str(number)[:20]}, but the weights have {fact}"
             raise InputValueError("load", "name", problem, "Check that config.json belongs to this checkpoint.")
     return _without_code(content)
 
