@@ -121,14 +121,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from gradlogz.simulation import parameter_sweep
 
 
-def slow(work, workers):
-    for number, batch in enumerate(work):
-        yield parameter_sweep.run_batch(batch)
-        print("point", flush=True)
-        time.sleep(0.5)
+run_batch = parameter_sweep.run_batch
 
 
-parameter_sweep._run_batches = slow
+def slow(batch):
+    points = run_batch(batch)
+    print("point", flush=True)
+    time.sleep(0.5)
+    return points
+
+
+parameter_sweep.run_batch = slow
 from gradlogz.cli import main
 
 sys.argv[0] = "gradlogz"
@@ -139,6 +142,7 @@ main()
 @pytest.mark.parametrize("number", [INT, LONG_TERM])
 def test_a_signal_ends_a_sweep_and_keeps_its_points(tmp_path, number):
     words = ["simulate", "--sweep", "dim=2|3|4|5|6|7|8|9", "--tokens", "20", "--steps", "5", "--out", "phases.html"]
+    words += ["--engine", "process"]
     status, errors = ended(SWEEP, words, tmp_path, number)
     assert status == 130, errors
     assert "Traceback" not in errors
