@@ -222,7 +222,7 @@ def test_a_table_on_a_full_disk_is_one_sentence(small_disk, suffix, tracks):
 
 
 def test_an_output_that_fails_after_another_is_status_3(small_disk, tmp_path):
-    filling(small_disk)
+    filling(small_disk, left=0)
     result = gradlogz(["track", "--out", tmp_path / "t.html", "--json", small_disk / "t.json"], tmp_path)
     assert result.returncode == 3
     assert b"t.html are kept" in result.stderr
@@ -238,10 +238,10 @@ def test_a_run_on_a_full_disk_is_one_sentence_and_keeps_the_old_run(small_disk):
     assert [p.name for p in small_disk.iterdir()] == ["run"]
 
 
-def filling(folder):
-    """Fill a file system but for one page."""
+def filling(folder, left=4096):
+    """Fill a file system but for this many bytes."""
     status = os.statvfs(folder)
-    (folder / "filling").write_bytes(b"x" * (status.f_bavail * status.f_frsize - 4096))
+    (folder / "filling").write_bytes(b"x" * (status.f_bavail * status.f_frsize - left))
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
