@@ -239,7 +239,7 @@ def test_a_run_on_a_full_disk_is_one_sentence_and_keeps_the_old_run(small_disk):
 
 
 def filling(folder, left=4096):
-    """Fill a file system but for one page, or none."""
+    """Fill a file system but for this many bytes."""
     status = os.statvfs(folder)
     (folder / "filling").write_bytes(b"x" * (status.f_bavail * status.f_frsize - left))
 
