@@ -41,7 +41,7 @@ class Settings:
     lengths: tuple[int, ...] = (16, 64, 256)
 
 
-FULL = Settings(dimensions=(8, 32), distributions=10, seeds=5, steps=3000)
+FULL = Settings(dimensions=(8, 32), distributions=10, seeds=5, steps=1000)
 REDUCED = Settings(dimensions=(8,), distributions=5, seeds=2, steps=800)
 
 
@@ -100,12 +100,10 @@ def measured(heads: Heads, settings: Settings) -> dict[str, Any]:
             "null deviation": null.deviation.tolist(),
             "traceless cosine": cosine(traceless(B), traceless(T)).nan_to_num().tolist(),
         }
-    values["excess risk"] = {
-        str(n): excess_risk(
-            heads, distributions.prompts(EVALUATION_SEED + n, prompts=64, symbols=n, queries=64)
-        ).tolist()
-        for n in settings.lengths
-    }
+    values["excess risk"] = {}
+    for n in settings.lengths:
+        prompts = distributions.prompts(EVALUATION_SEED + n, prompts=32, symbols=n, queries=64)
+        values["excess risk"][str(n)] = excess_risk(heads, prompts).tolist()
     return values
 
 
