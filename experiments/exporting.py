@@ -99,12 +99,12 @@ def _gpt2(model: Transformer) -> Any:
     config = GPT2Config(
         vocab_size=s.vocabulary, n_positions=s.context, n_embd=s.width, n_layer=s.layers, n_head=s.heads,
         n_inner=s.hidden, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD,
+        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD, tie_word_embeddings=not s.separate,
     )  # fmt: skip
     weights = {
         "transformer.wte.weight": model.embedding.weight,
         "transformer.wpe.weight": model.positions,
-        "lm_head.weight": model.embedding.weight,
+        "lm_head.weight": (model.unembedding or model.embedding).weight,
         **_norm("transformer.ln_f", model.last),
     }
     for i, (block, maps, first, second) in enumerate(_layers(model)):

@@ -4,7 +4,8 @@
     post    N(x + f(x))            the embedding is contracted, too
     peri    x + N(f(N(x)))         likewise
 
-Each block is attention and then feed-forward, each in the placement above. Embedding and unembedding share a matrix.
+Each block is attention and then feed-forward, each in the placement above. Embedding and unembedding share a matrix
+unless they are separate.
 
 Read next: parts.py (the layers), costs.py (equal parameters and equal compute), training.py.
 """
@@ -32,6 +33,7 @@ class ModelSettings:
         context: largest number of positions, each with a learned vector.
         hidden: units of a feed-forward layer.
         shared: one block, applied `layers` times.
+        separate: an unembedding of its own, instead of the transposed embedding.
     """
 
     vocabulary: int
@@ -46,6 +48,7 @@ class ModelSettings:
     feed_forward: FeedForwardKind = "free"
     objective: Objective = "causal"
     shared: bool = False
+    separate: bool = False
 
     def __post_init__(self) -> None:
         for name, kinds in (("placement", Placement), ("objective", Objective)):
@@ -110,6 +113,7 @@ class Transformer(nn.Module):
             self.first = contraction(s.contraction, s.width) if s.placement == "post" else nn.Identity()
             self.last = nn.Identity() if s.placement == "post" else contraction(s.contraction, s.width)
             nn.init.normal_(self.embedding.weight, std=0.02)
+            self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if s.separate else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every position."""
@@ -128,5 +132,5 @@ class Transformer(nn.Module):
         return self.first(self.embedding(tokens) + self.positions[: tokens.shape[-1]])
 
     def unembed(self, x: Tensor) -> Tensor:
-        """Logits by the transposed embedding."""
-        return nn.functional.linear(x, self.embedding.weight)
+        """Logits by the transposed embedding, or by the unembedding."""
+        return nn.functional.linear(x, (self.unembedding or self.embedding).weight)

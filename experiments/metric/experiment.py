@@ -28,11 +28,10 @@ MOMENT_PROMPTS = 2000  # of 64 symbols: moments of keys and queries
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the experiment."""
+    """Size of the experiment; seeds: for each distribution, by dimension."""
 
-    dimensions: tuple[int, ...]
+    seeds: dict[int, int]
     distributions: int
-    seeds: int
     steps: int
     rate: float = 0.01
     prompts: int = 8
@@ -41,8 +40,8 @@ class Settings:
     lengths: tuple[int, ...] = (16, 64, 256)
 
 
-FULL = Settings(dimensions=(8, 32), distributions=10, seeds=5, steps=1000)
-REDUCED = Settings(dimensions=(8,), distributions=5, seeds=2, steps=800)
+FULL = Settings(seeds={8: 5, 32: 2}, distributions=10, steps=1000)
+REDUCED = Settings(seeds={8: 2}, distributions=5, steps=800)
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     A cell (family, head, dimension) that is in the folder is read, so that a killed run continues.
     """
     cells = []
-    for d in settings.dimensions:
+    for d in settings.seeds:
         for family in FAMILIES:
             for head in HEADS:
                 path = folder / f"{family}-{head.replace(', ', '-').replace(' ', '_')}-{d}.json"
@@ -69,7 +68,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 def trained_cell(family: Family, head: HeadKind, d: int, settings: Settings) -> dict[str, Any]:
     """Train the heads of all distributions and seeds together; return the values of each run."""
-    numbers = [number for number in range(settings.distributions) for _ in range(settings.seeds)]
+    numbers = [number for number in range(settings.distributions) for _ in range(settings.seeds[d])]
     seeds = list(range(len(numbers)))
     distributions = Distributions.drawn(family, numbers, d)
     heads = Heads(head, distributions, seeds)

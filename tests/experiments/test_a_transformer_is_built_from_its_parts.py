@@ -21,6 +21,7 @@ VARIANTS = [
         for place in get_args(Placement)
     ),
     *(replace(SMALL, feed_forward=kind, shared=each) for kind in get_args(FeedForwardKind) for each in (False, True)),
+    replace(SMALL, separate=True),
 ]
 
 
