@@ -114,7 +114,7 @@ def corpus(folder: Path, *, megabytes: float, vocabulary: int) -> TokenisedText:
         if size >= megabytes * 1e6:
             break
     else:
-        problem = f"this machine has {size / 1e6:.0f} MB of text, not {megabytes:g}"
+        problem = f"megabytes must be at most {size / 1e6:.1f}, the text on this machine, got {megabytes:g}"
         raise InputValueError("corpus", "megabytes", problem, "Ask for less, or install packages with documentation.")
     folder.mkdir(parents=True, exist_ok=True)
     parts = [[d for d in chosen if _is_held_out(d) == held_out] for held_out in (False, True)]

@@ -34,6 +34,7 @@ class TrainSettings:
     """Settings of a training run.
 
     Attributes:
+        clip: bound on the norm of the gradient; None for no bound.
         last_rate: learning rate at the end, relative to its largest value; 1 for a constant one.
         record_every: steps between two rows of the curves.
         save_every: steps between two saved states, from which a killed run resumes.
@@ -48,7 +49,7 @@ class TrainSettings:
     beta_2: float = 0.98
     warm_up: int = 10
     last_rate: float = 0.1
-    clip: float = 1.0
+    clip: float | None = 1.0
     record_every: int = 10
     save_every: int = 100
     stop_at: tuple[str, float] | None = None
@@ -123,7 +124,8 @@ def train(
             break
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        if settings.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
     run.finish({"last": run.curves[-1], "seconds since it was begun or resumed": time.perf_counter() - begun})
     return run
