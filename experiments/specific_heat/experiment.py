@@ -52,7 +52,7 @@ class Settings:
 
 
 FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000)
-REDUCED = Settings(primes=(59,), seeds=5, steps=1500)
+REDUCED = Settings(primes=(47,), seeds=5, steps=1200)
 
 
 class Landmarks(NamedTuple):
