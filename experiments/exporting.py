@@ -23,6 +23,7 @@ from gradlogz._errors import InputValueError
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
 from .parts import TiedAttention
+from .text import MASK_TOKEN, PAD_TOKEN
 from .transformer import Block, ModelSettings, Transformer
 
 PAD = 0  # id of the padding token, which no text contains
@@ -39,10 +40,14 @@ def can_be_exported(settings: ModelSettings) -> bool:
     )
 
 
-def export(model: Transformer, folder: Path) -> Any:
+def export(model: Transformer, folder: Path, tokenizer: Path | None = None) -> Any:
     """Write a model as config.json and model.safetensors; return the model of transformers.
 
     Its hidden states equal those of the model; that of GPT-2 has the same logits.
+
+    Args:
+        tokenizer: tokenizer.json of the text, which is written beside the model.
+
     Law: tests/experiments/test_exported_models_compute_the_same.py.
     """
     s = model.settings
@@ -56,6 +61,11 @@ def export(model: Transformer, folder: Path) -> Any:
     else:
         exported = _gpt2(model) if s.objective == "causal" else _esm(model)
     exported.save_pretrained(folder)
+    if tokenizer is not None:
+        from transformers import PreTrainedTokenizerFast
+
+        special = {"pad_token": PAD_TOKEN, "mask_token": MASK_TOKEN}
+        PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **special).save_pretrained(folder)
     return exported
 
 

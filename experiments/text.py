@@ -28,7 +28,7 @@ from gradlogz._errors import InputValueError
 LARGEST, SMALLEST = 400_000, 500  # bytes of a file: tables of data are longer, stubs shorter
 HELD_OUT = 20  # one document of so many
 SUFFIXES = {".py", ".md", ".rst", ".txt"}
-PAD, MASK = "[PAD]", "[MASK]"  # ids 0 and 1
+PAD_TOKEN, MASK_TOKEN = "[PAD]", "[MASK]"  # ids 0 and 1
 MASK_ID = 1
 
 
@@ -136,7 +136,7 @@ def _trained(texts: list[str], vocabulary: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[PAD, MASK],
+        special_tokens=[PAD_TOKEN, MASK_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

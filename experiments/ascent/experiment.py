@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
 from gradlogz import probe
 from gradlogz.probing.inside.loading import load
@@ -19,7 +18,7 @@ from gradlogz.probing.inside.loading import load
 from ..costs import cost, matched
 from ..exporting import export, load_checkpoint
 from ..intervals import student
-from ..run_folders import RunFolder, environment
+from ..run_folders import environment
 from ..tasks import TextTask
 from ..text import MASK_ID, TokenisedText, corpus
 from ..training import TrainSettings, train
@@ -124,7 +123,7 @@ def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: Tokenise
     probed = {}
     for step in steps:
         network = load_checkpoint(checkpoints[step], model)
-        probed[step] = claims(network, text.held_out, settings.probe_tokens, run_folder, step)
+        probed[step] = claims(network, text, settings.probe_tokens, run_folder.path / "exported" / f"step-{step}")
     return {
         **cell._asdict(),
         "seed": seed,
@@ -135,12 +134,14 @@ def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: Tokenise
     }
 
 
-def claims(network: Transformer, text: Tensor, tokens: int, run: RunFolder, step: int) -> dict[str, Any]:
-    """Values of the probe on held-out text, without a random-weights baseline: the untrained model is a checkpoint."""
-    folder = run.path / "exported" / f"step-{step}"
-    export(network, folder)
+def claims(network: Transformer, text: TokenisedText, tokens: int, folder: Path) -> dict[str, Any]:
+    """Values of the probe on held-out text, without a random-weights baseline: the untrained model is a checkpoint.
+
+    folder: where the exported model is written, for `gradlogz probe` and `gradlogz compare`.
+    """
+    export(network, folder, text.folder / "tokenizer.json")
     n = network.settings.context
-    windows = text[: tokens // n * n].long().reshape(-1, n)
+    windows = text.held_out[: tokens // n * n].long().reshape(-1, n)
     batches = [{"input_ids": each, "attention_mask": torch.ones_like(each)} for each in windows.split(16)]
     loaded = load(folder)
     findings = probe(loaded.model, None, batches, predictions=PREDICTIONS, baseline=0.0, draws=0)

@@ -1,6 +1,8 @@
 """The experiment on tied value maps in its smallest form: text of this machine, training, export, probe, decisions."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from experiments.ascent import experiment
 from experiments.ascent.experiment import Cell, cells, decisions, model_of
 from experiments.costs import cost
 from gradlogz._errors import InputValueError
+from gradlogz.probing.runs.run_folder import read_run
 
 TINY = replace(
     experiment.REDUCED,
@@ -66,6 +69,24 @@ def test_models_have_equal_cost_and_are_probed(cell, tokenised, tmp_path):
         assert row["probe"][step]["ascent"]["value"] is not None
         if cell.value_map != "free":
             assert row["probe"][step]["tie"]["value"] == pytest.approx(1.0, abs=1e-3)
+
+
+def command(*arguments):
+    completed = subprocess.run([sys.executable, "-m", "gradlogz", *map(str, arguments)], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_the_commands_read_the_exported_checkpoints_of_a_run(tokenised, tmp_path):
+    cell = Cell("causal", "pre", "tied, equal parameters")
+    experiment.trained_and_probed(cell, 0, TINY, tokenised, tmp_path)
+    runs = tmp_path / "runs"
+    for step in (0, 2):
+        folder = tmp_path / "exported" / f"step-{step}"
+        command("probe", folder, "--tokens", 300, "--only", "tie", "--out", runs / f"step-{step}")
+    claims = {claim.prediction: claim.value for claim in read_run(runs / "step-2").findings.claims}
+    assert claims["tie"] == pytest.approx(1.0, abs=1e-3)
+    command("compare", runs / "step-0", runs / "step-2", "--out", tmp_path / "compared.html")
+    assert "tie" in (tmp_path / "compared.html").read_text()
 
 
 def row(cell, seed, loss, ascent):
