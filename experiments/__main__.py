@@ -4,8 +4,22 @@ import argparse
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 NAMES = ("metric", "specific_heat", "ascent")
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with six significant digits, in nested dictionaries and lists.
+
+    >>> rounded({"mean": [1 / 3, 2]})
+    {'mean': [0.333333, 2]}
+    """
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -19,7 +33,8 @@ def main() -> None:
     folder = arguments.folder or Path("runs/experiments") / f"{arguments.name}{'_full' if arguments.full else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     results = experiment.run(experiment.FULL if arguments.full else experiment.REDUCED, folder)
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = rounded(results)
+    (folder / "results.json").write_text(json.dumps(results) + "\n")
     print(json.dumps(results["answer"], indent=1))
     print(f"Results: {folder / 'results.json'}")
 
