@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ NAMES = ("metric", "specific_heat", "ascent")
 
 
 def rounded(value: Any) -> Any:
-    """Numbers with six significant digits, in nested dictionaries and lists.
+    """Numbers with six significant digits, in nested dictionaries and lists; None for those that are not finite.
 
     >>> rounded({"mean": [1 / 3, 2]})
     {'mean': [0.333333, 2]}
@@ -19,7 +20,9 @@ def rounded(value: Any) -> Any:
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
 def main() -> None:
