@@ -23,7 +23,7 @@ TARGETS = (PRECISION, COVARIANCE, QUERIES, KEYS, FISHER)
 SUPPORTS, INTEREST, GAP = 0.9, 0.05, 0.01
 CONTROL_COSINE, CONTROL_RISK = 0.99, 0.01
 EVALUATION_SEED = 1 << 40  # prompts that no step of training draws
-MOMENT_PROMPTS = 2000  # of 64 symbols: moments of keys and queries
+MOMENT_SIZES = {"prompts": 32, "symbols": 64, "queries": 62}  # for moments of keys and queries
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ def _moments(distributions: Distributions) -> tuple[Tensor, Tensor]:
     if distributions.family == "gaussian":
         S = torch.diag_embed(distributions.scale.double().square().expand_as(distributions.centre))
         return S, S + distributions.noise.double()
-    parts: Prompts = distributions.prompts(EVALUATION_SEED - 1, prompts=32, symbols=64, queries=MOMENT_PROMPTS // 32)
+    parts: Prompts = distributions.prompts(
+        EVALUATION_SEED - 1, prompts=MOMENT_PROMPTS, symbols=64, queries=MOMENT_QUERIES
+    )
     # Coordinates are independent: the covariances are diagonal.
     keys, queries = (t.double().flatten(1, 2).var(1) for t in (parts.symbols, parts.queries))
     return torch.diag_embed(keys), torch.diag_embed(queries)

@@ -94,6 +94,15 @@ def test_a_run_stops_at_the_value_of_a_quantity(tmp_path):
     assert run.curves[-1]["step"] in run.checkpoints()
 
 
+def test_bfloat16_changes_little_and_saves_float32(tmp_path):
+    exact = trained(tmp_path / "exact", replace(TRAINING, steps=20))
+    rough = trained(tmp_path / "rough", replace(TRAINING, steps=20, bfloat16=True))
+    assert rough.curves[-1]["loss"] != exact.curves[-1]["loss"]
+    assert rough.curves[-1]["loss"] == pytest.approx(exact.curves[-1]["loss"], rel=0.02)
+    weights = load_file(rough.checkpoints()[20] / "model.safetensors")
+    assert {t.dtype for t in weights.values()} == {torch.float32}
+
+
 def test_learning_rates_warm_up_and_decay_as_a_cosine():
     settings = TrainSettings(steps=110, learning_rate=2.0, warm_up=10, last_rate=0.5)
     assert settings.rate(0) == 0.2
