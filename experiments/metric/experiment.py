@@ -124,9 +124,7 @@ def _moments(distributions: Distributions) -> tuple[Tensor, Tensor]:
     if distributions.family == "gaussian":
         S = torch.diag_embed(distributions.scale.double().square().expand_as(distributions.centre))
         return S, S + distributions.noise.double()
-    parts: Prompts = distributions.prompts(
-        EVALUATION_SEED - 1, prompts=MOMENT_PROMPTS, symbols=64, queries=MOMENT_QUERIES
-    )
+    parts = distributions.prompts(EVALUATION_SEED - 1, **MOMENT_SIZES)
     # Coordinates are independent: the covariances are diagonal.
     keys, queries = (t.double().flatten(1, 2).var(1) for t in (parts.symbols, parts.queries))
     return torch.diag_embed(keys), torch.diag_embed(queries)

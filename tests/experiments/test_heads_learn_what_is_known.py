@@ -1,5 +1,6 @@
 """Statistics of the metric experiment are those of the probe; its heads reach closed forms; its decisions can fail."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,24 @@ def test_a_short_training_finds_the_precision():
     assert min(both[experiment.PRECISION]["cosine"]) > 0.99
     assert max(both[experiment.COVARIANCE]["cosine"]) < 0.9
     assert max(both["excess risk"]["16"]) < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_untrained_heads_of_every_family_are_measured(family):
+    heads = Heads("metric", Distributions.drawn(family, [0, 1], d=4), [0, 1])
+    values = experiment.measured(heads, replace(experiment.REDUCED, lengths=(16,)))
+    for name in experiment.TARGETS:
+        assert all(abs(value) <= 1 for value in values[name]["cosine"])
+    assert min(values["excess risk"]["16"]) > 0.1
+
+
+def test_inverse_covariances_of_counts_are_those_of_the_log_normal_prior():
+    distributions = Distributions.drawn("poisson", [0], d=4)
+    targets = experiment.targets(distributions, torch.zeros(1, 4, 4))
+    m, s = distributions.centre[0].double(), 0.5
+    mean, variance = m * math.exp(s**2 / 2), m**2 * math.exp(s**2) * math.expm1(s**2)
+    assert torch.allclose(1 / targets[experiment.KEYS][0].diagonal(), variance, rtol=0.2)
+    assert torch.allclose(1 / targets[experiment.QUERIES][0].diagonal(), mean + variance, rtol=0.2)
 
 
 def cell(family, head, values, risk=0.0):
