@@ -6,6 +6,7 @@
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
 #   make probe-calibration    error rates and power of the probe, on 1,140 small models (a quarter of an hour)
+#   make experiment NAME=metric [FULL=1]    train the models of an experiment (experiments/NAME/plan.md)
 #   make lint        format, lint, types, import contracts, import graph, plain words
 #   make docs        the documentation, in site/
 #
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo verify test test-long bench probe-calibration lint docs clean
+.PHONY: demo verify test test-long bench probe-calibration experiment lint docs clean
 
 demo: .venv/.demo
 	$(BIN)/gradlogz probe
@@ -46,6 +47,10 @@ bench: .venv/.test
 probe-calibration: .venv/.test
 	$(BIN)/python benchmarks/probe_calibration.py --jobs $(JOBS)
 	$(BIN)/python benchmarks/tables.py
+
+# Reduced forms take under ten minutes on two cores; FULL=1 is for a GPU.
+experiment: .venv/.test
+	$(BIN)/python -m experiments $(NAME) $(if $(FULL),--full)
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

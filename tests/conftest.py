@@ -53,6 +53,7 @@ UNCHECKED = {
     "compile": "torch.compile does not see through the checks",
     "documentation": "code blocks compile, and run the commands",
     "errors": "the checks would refuse the same calls before the package does",
+    "experiments": "whole trainings, and processes of their own",
     "faults": "processes of their own, without the checks",
     "kernels": "numerical derivatives call small functions ten thousand times; tests/agreement checks their shapes",
     "laws": "laws are also about calls that the checks refuse",

@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ESCAPE = "plain-words: ok"
-PLACES = ("src", "docs", "tools", "examples", "benchmarks", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+FOLDERS = ("src", "docs", "tools", "examples", "experiments", "benchmarks")
+PLACES = (*FOLDERS, "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 SUFFIXES = {".py", ".pyi", ".md", ".html", ".js", ".css", ".cu", ".toml"}
 EXEMPT = {"docs/terminology.md", "tools/plain_words.py"}  # they list the words
 

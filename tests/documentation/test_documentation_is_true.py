@@ -13,7 +13,7 @@ import gradlogz
 from gradlogz.reporting.citations import bibliography, keys_in
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/experiments").glob("*.md"))]
 NEEDS = {"from_stonesoup.md": "stonesoup"}  # packages that the extra [test] does not install
 
 

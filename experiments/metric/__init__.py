@@ -1,0 +1,1 @@
+"""Is the learned QK matrix the Fisher information? Plan: plan.md."""

@@ -1,0 +1,88 @@
+"""Numbers on the pages of experiments are those of their results.json."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.metric import page as metric
+from experiments.pages import read_table, replace_table
+from experiments.specific_heat import page as specific_heat
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "experiments" / "metric.md"
+RESULTS = json.loads((ROOT / "experiments" / "metric" / "results.json").read_text())
+
+
+def test_the_table_of_the_metric_is_that_of_its_results():
+    assert read_table(PAGE, "metric") == metric.table(RESULTS)
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "quantity", "row"),
+    [
+        ("H1 metric head", "cosine", "H1 metric head"),
+        ("H2 dot product", "cosine", "H2 dot product"),
+        ("H3 inverse covariance of the queries", "difference", "H3 dot product"),
+        ("H4 gap, bernoulli", "difference of excess risks", "H4 gap of excess risk, Bernoulli"),
+        ("H4 gap, poisson", "difference of excess risks", "H4 gap of excess risk, Poisson"),
+    ],
+)
+def test_the_decisions_on_the_page_are_those_of_the_results(hypothesis, quantity, row):
+    (line,) = re.findall(rf"^\| {re.escape(row)}.*$", PAGE.read_text(), re.MULTILINE)
+    for cell, d in zip(line.split("|")[2:4], ("d = 8", "d = 32"), strict=True):
+        decided = RESULTS["answer"][d][hypothesis]
+        interval = decided[quantity]
+        numbers = f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
+        assert decided["verdict"] in cell
+        assert numbers in cell, numbers
+
+
+def test_no_head_prefers_the_attended_fisher_information():
+    for rows in RESULTS["answer"].values():
+        verdicts = [row["verdict"] for name, row in rows.items() if name.startswith("H5")]
+        assert verdicts == ["refuted"] * 9
+
+
+def test_the_page_of_specific_heat_is_that_of_its_results():
+    page = (ROOT / "docs" / "experiments" / "specific_heat.md").read_text()
+    results = json.loads((ROOT / "experiments" / "specific_heat" / "results.json").read_text())
+    assert read_table(ROOT / "docs" / "experiments" / "specific_heat.md", "heat") == specific_heat.table(results)
+    assert results["answer"]["verdict"] == "inconclusive"
+    rows = {
+        "H1 the peak precedes the onset": ("H1 peak before onset", ["lag (log2)"]),
+        "H2 the peak is specific, against no decay": (
+            "H2 specific, against no decay",
+            ["difference of log2 peak", "difference of prominence"],
+        ),
+        "H2 the peak is specific, against few pairs": (
+            "H2 specific, against few pairs",
+            ["difference of log2 peak", "difference of prominence"],
+        ),
+    }
+    for row, (name, quantities) in rows.items():
+        (line,) = re.findall(rf"^\| {re.escape(row)}.*$", page, re.MULTILINE)
+        assert results["answer"][name]["verdict"] in line
+        for quantity in quantities:
+            interval = results["answer"][name][quantity]
+            assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
+
+
+def test_the_curves_of_the_figure_have_the_peaks_of_the_results():
+    results = json.loads((ROOT / "experiments" / "specific_heat" / "results.json").read_text())
+    curves = json.loads((ROOT / "experiments" / "specific_heat" / "curves.json").read_text())
+    assert len(curves) == len(results["runs"])
+    by_name = {(run["kind"], run["seed"]): run for run in curves}
+    for run in results["runs"]:
+        drawn = by_name[run["kind"], run["seed"]]
+        onset = next((s for s, a in zip(drawn["step"], drawn["test_accuracy"], strict=True) if a >= 0.9), None)
+        assert onset == run["onset"]
+
+
+def test_a_table_is_replaced_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table x -->\nold\n<!-- end x -->\nafter\n")
+    replace_table(page, "x", "| new |")
+    assert page.read_text() == "before\n<!-- table x -->\n| new |\n<!-- end x -->\nafter\n"
+    assert read_table(page, "x") == "| new |"
