@@ -199,7 +199,7 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
     rows = []
     for layer, sums in state.items():
         every = Sums(sums.totals[:, 0])
-        rows += measured(layer, GAIN, bootstrap(RATIOS[PERMUTED], every), 0)
+        rows += measured(layer, GAIN, bootstrap(RATIOS[PERMUTED], every), 0.0)
         for quantity, part in zip((EXCESS, ORDINARY), sums.totals[0], strict=True):
             draws = part[-DRAWS:] / part[COLUMNS.index("lengths")]
             rows.append(random_band(layer, quantity, draws))

@@ -242,7 +242,7 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
     uncorrelated = {s.name for s in model.architecture.sublayers} & estimates.keys()
     for name in uncorrelated:
         for quantity, key in ((GROWTH, "uncorrelated"), (VOLUME, "volume uncorrelated")):
-            rows += measured(name, quantity, estimates[name][key][0], 0)
+            rows += measured(name, quantity, estimates[name][key][0], 0.0)
     others = [] if baseline is None else evaluate(baseline.state, baseline.model)
     growth = {(name, quantity) for name in uncorrelated for quantity in (GROWTH, VOLUME)}
     judged = (EXPANSION, ORDINARY)
