@@ -14,7 +14,7 @@ Read next: softmax_losses.py (the functions), pairwise_log_sum_exp.py (log-sum-e
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -44,7 +44,7 @@ class RowLoss(ABC):
         """Loss of every row, differentiable."""
 
     @abstractmethod
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "RowLoss":
         """The loss of some rows, by a slice or by indices."""
 
     def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:

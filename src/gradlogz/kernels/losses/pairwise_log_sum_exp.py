@@ -17,7 +17,7 @@ Read next: ../../contrastive/likelihood.py (the meaning of these sums).
 """
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -78,7 +78,7 @@ class _LogSumExpOfRows(RowLoss):
     def __init__(self, m: int, visible: VisiblePairs, rows: Any = slice(None)) -> None:
         self.m, self.visible, self.rows = m, visible, rows
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "_LogSumExpOfRows":
         return type(self)(self.m, self.visible, rows)
 
     def _masked(self, s: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ would lose all digits where the loss is small.
 Read next: logit_losses.py (their sums over all rows), ../../contrastive/losses.py.
 """
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -68,7 +68,7 @@ class OnePositive(RowLoss):
         self.m, self.positive, self.negatives, self.rows = m, positive, negatives, rows
         self.margin, self.decoupled = margin, decoupled
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "OnePositive":
         return type(self)(
             self.m, self.positive, self.negatives, margin=self.margin, decoupled=self.decoupled, rows=rows
         )
@@ -127,7 +127,7 @@ class BothDirections(RowLoss):
     def __init__(self, negatives: VisiblePairs) -> None:
         self.negatives = negatives
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "BothDirections":
         return self
 
     def _masked(self, s: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class SomePositives(RowLoss):
     ) -> None:
         self.m, self.sides, self.kind, self.rows = m, (positives, negatives), kind, rows
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "SomePositives":
         return type(self)(self.m, *self.sides, self.kind, rows=rows)
 
     def _masks(self, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,7 @@ class Sigmoids(RowLoss):
     ) -> None:
         self.m, self.positive, self.negatives, self.rows = m, positive, negatives, rows
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "Sigmoids":
         return type(self)(self.m, self.positive, self.negatives, rows=rows)
 
     def _index(self, s: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class Targets(RowLoss):
     def __init__(self, targets: Float[Tensor, "m n"], visible: VisiblePairs, *, rows: Any = EVERY_ROW) -> None:
         self.targets, self.visible, self.rows = targets, visible, rows
 
-    def at(self, rows: Any) -> Self:
+    def at(self, rows: Any) -> "Targets":
         return type(self)(self.targets, self.visible, rows=rows)
 
     def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
