@@ -39,7 +39,8 @@ class MonotoneAttention(nn.Module):
         margin: m in (0, 1], the monotonicity; with a small margin attention is stronger and the solver slower.
         prox: "none", "relu", "box", "ball" or "tanh", as in `monotone_equilibrium`.
         bias: biases of the projections.
-        method, max_iterations, tolerance, throw: as in `monotone_equilibrium`.
+
+    `method`, `max_iterations`, `tolerance` and `throw` are those of `monotone_equilibrium`.
 
     Law: tests/laws/test_monotone_equilibria_are_unique.py.
 

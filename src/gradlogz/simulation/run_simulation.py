@@ -61,12 +61,11 @@ def simulate(
     """Simulate a preset or a custom cloud under repeated attention, and record its observables.
 
     The other arguments are fields of `SimulationSettings` and replace those of the preset. A custom cloud determines
-    tokens, dim and seeds.
+    tokens, dim and seeds. Means, covariances and matrices are a number, a vector (of a matrix: its diagonal) or a
+    matrix, as a tensor, as sequences of numbers or as the text of the settings.
 
     Args:
         what: name of a preset (`gradlogz simulate --list`), or a cloud [n, d], or one cloud per seed [b, n, d].
-        key_mean, key_covariance, qk_matrix, ov_matrix: a number, a vector (of a matrix: its diagonal) or a matrix, as
-            a tensor, as sequences of numbers or as the text of the settings.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
             steps.
 
