@@ -193,6 +193,11 @@ def test_commands_know_what_they_wrote(tmp_path, monkeypatch, tracks):
         assert CliRunner().invoke(cli.application(), words).exit_code == 0
     words = ["track", "--out", "t.html", "--json", "t.json"]
     assert CliRunner().invoke(cli.application(), words).exit_code == 0
+    before = (tmp_path / "t.json").read_bytes()
+    refused = CliRunner().invoke(cli.application(), [*words, "--levels", "t.json"])
+    assert refused.exit_code == 2
+    assert "the input of this command" in refused.stderr
+    assert (tmp_path / "t.json").read_bytes() == before
     write_table(tracks, tmp_path / "t.csv")
     write_table(tracks, tmp_path / "t.parquet")
     for name in ("t.html", "t.json", "t.csv", "t.parquet"):
