@@ -13,7 +13,6 @@ Read next: training.py.
 """
 
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradlogz import __version__
+from gradlogz._output_files import replaced
 
 
 class RunFolder:
@@ -34,9 +34,9 @@ class RunFolder:
 
     def begin(self, config: dict[str, Any], device: torch.device) -> None:
         """Write the configuration and the environment; keep those of a run that is resumed."""
-        if self.complete is None:
-            self._write_json("config.json", config)
+        if self.config is None:
             self._write_json("environment.json", environment(device))
+            self._write_json("config.json", config)
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -100,14 +100,12 @@ class RunFolder:
         self._write(name, (json.dumps(content, indent=1) + "\n").encode())
 
     def _write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        temporary = self.path / f"{name}.part"
-        save_file({key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}, temporary)
-        os.replace(temporary, self.path / name)
+        with replaced(self.path / name) as part:
+            save_file({key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}, part)
 
     def _write(self, name: str, content: bytes) -> None:
-        temporary = self.path / f"{name}.part"
-        temporary.write_bytes(content)
-        os.replace(temporary, self.path / name)
+        with replaced(self.path / name) as part:
+            part.write_bytes(content)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A batch depends on nothing but the seed and the step, so that a run that is resu
 Read next: training.py (the loop), text.py (where the text comes from).
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -41,8 +42,9 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def generator_of(seed: int, step: int) -> torch.Generator:
-    """Generator of one step of a run."""
-    return torch.Generator().manual_seed((seed << 32) + step)
+    """Generator of one step of a run; torch reads 32 bits of a seed, which therefore are a hash of both numbers."""
+    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
 @dataclass(frozen=True)

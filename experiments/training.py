@@ -1,6 +1,6 @@
 """The training loop: AdamW with a linear warm-up and a cosine decay.
 
-    rate(t) = r t / w                                                      t < w, the warm-up
+    rate(t) = r (t + 1) / w                                                t < w, the warm-up
     rate(t) = r (f + (1 - f) (1 + cos(pi (t - w) / (T - w))) / 2)          f: last rate over r; T: number of steps
 
 A run is a function of its settings and its seed. If it is killed, the next call continues it from the last saved state,

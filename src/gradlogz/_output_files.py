@@ -85,10 +85,10 @@ def replaced(path: Path | str) -> Iterator[Path]:
         if descriptor_of(target) is None and (status is None or stat.S_ISREG(status.st_mode)):
             with _hidden(target) as part:
                 yield part
-                if status is not None:
-                    part.chmod(stat.S_IMODE(status.st_mode))
                 with part.open("rb+") as file:
                     os.fsync(file.fileno())
+                if status is not None:  # after it was opened: the old file may be one without permission to write
+                    part.chmod(stat.S_IMODE(status.st_mode))
                 part.replace(target)
                 _flush_folder(target.parent)
         else:

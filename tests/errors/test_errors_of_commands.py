@@ -10,6 +10,7 @@ from torch import nn
 
 from gradlogz._output_files import check_file, write
 from gradlogz.commands import verify
+from gradlogz.commands.engine_options import EngineOptions
 from gradlogz.commands.outputs import check_drawing, check_files
 from gradlogz.commands.probe import _check_reading
 from gradlogz.commands.track import check_detections
@@ -70,6 +71,12 @@ ERRORS = [
         "probe: model",
         "images",
         lambda: _check_reading(Loaded(nn.Linear(8, 8), None, "whisper", {"reads": "sound"})),
+    ),
+    (
+        ValueError,
+        "simulate: --engine",
+        "--sweep",
+        lambda: EngineOptions("ray", None, None, False, None).refuse("simulate", "--sweep"),
     ),
     (
         ValueError,

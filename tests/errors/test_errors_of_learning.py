@@ -31,6 +31,8 @@ ERRORS = [
     ),
     (ValueError, "fit: learn", "transition", fitted(learn=["P"])),
     (ValueError, "fit: method", "gradient", fitted(method="newton")),
+    (ValueError, "fit: smoother", "em", fitted(smoother="enumerate")),
+    (ValueError, "fit: smoother", "kim", fitted(smoother="gbp2", method="em")),
     (ValueError, "fit: model", "learn", fitted(learn=["b"])),
     (
         ValueError,

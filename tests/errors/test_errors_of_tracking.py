@@ -166,6 +166,10 @@ ERRORS = [
     (ValueError, "track: levels", "JSON", levels_in("{")),
     (ValueError, "track: levels", "no noise levels", levels_in("{}")),
     (ValueError, "track: levels", "negative", altered_levels(noise=-1.0)),
+    (ValueError, "track: levels", "numbers", altered_levels(durations=3.0)),
+    (ValueError, "track: levels", "numbers", altered_levels(sigma=(1.0, 2.0))),
+    (ValueError, "track: levels", "positive step", altered_levels(step=0.0)),
+    (ValueError, "track: levels", "late", altered_levels(late=1.0, late_jitter=1.0, late_sigma=1.0)),
     (ValueError, "track: levels", "modes", altered_levels(durations=(1.0, 1.0, 1.0))),
     (ValueError, "track: levels", "sigma", levels_in("{}", sigma=1.0)),
 ]

@@ -135,3 +135,15 @@ def test_modular_addition_splits_all_pairs():
     assert {(int(a), int(b)) for a, b, _ in both} == {(a, b) for a in range(7) for b in range(7)}
     assert all(int(y[2]) == (int(x[0]) + int(x[1])) % 7 for x, y in zip(*task.train, strict=True))
     assert len(task.train.tokens) == round(0.4 * 49)
+
+
+def test_other_seeds_have_other_batches_and_other_splits():
+    text = torch.arange(1000)
+    task = TextTask(text, text, length=8, batch_size=4)
+    batches = {
+        (seed, step): tuple(task.batch(seed, step).tokens[:, 0].tolist()) for seed in range(4) for step in range(4)
+    }
+    assert len(set(batches.values())) == 16
+    assert tuple(task.batch(2, 3).tokens[:, 0].tolist()) == batches[2, 3]
+    splits = [ModularAddition(11, 0.5, seed).train.tokens for seed in range(3)]
+    assert not any(torch.equal(splits[i], splits[j]) for i, j in ((0, 1), (0, 2), (1, 2)))

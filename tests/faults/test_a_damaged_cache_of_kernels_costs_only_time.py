@@ -94,6 +94,33 @@ if os.geteuid() == 0:
     run("warm at last")
 print(json.dumps(results))
 """
+FUNCTIONS = """
+from gradlogz.kernels.workers import CachedFunction
+
+
+def one(numbers):
+    numbers[0] += 1
+
+
+def two(numbers):
+    numbers[0] += 2
+
+
+def run(name, damage=lambda: None):
+    damage()
+    numbers, loaded = [], 0
+    for function in (one, two):
+        cached, counter = CachedFunction(function), numpy.array([20], numpy.int64)
+        cached(counter)
+        numbers.append(int(counter[0]))
+        loaded += sum(cached.compiled.stats.cache_hits.values())
+    results[name] = [*numbers, loaded]
+
+
+results = {}
+"""
+# The same with functions of arrays in place of workers
+SCRIPT_OF_FUNCTIONS = SCRIPT.replace("results = {}", FUNCTIONS)
 LOADED = {  # kernels of two that come from the cache
     "cold": 0, "warm": 2, "emptied": 1, "cut": 1, "flipped": 1, "exchanged": 0, "poisoned": 1, "forgotten": 1,
     "warm again": 2, "given away": 1, "folder given away": 0, "folder for everyone": 0, "warm at last": 2,
@@ -111,8 +138,9 @@ def results_in(folder, script=SCRIPT):
     return json.loads(done.stdout)
 
 
-def test_a_damaged_entry_is_compiled_again(tmp_path):
-    results = results_in(tmp_path)
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT_OF_FUNCTIONS], ids=["workers", "functions"])
+def test_a_damaged_entry_is_compiled_again(tmp_path, script):
+    results = results_in(tmp_path, script)
     assert len(results) >= 9
     for name, (one, two, loaded) in results.items():
         assert (one, two) == (21, 22), name
@@ -121,12 +149,13 @@ def test_a_damaged_entry_is_compiled_again(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-def test_a_full_disk_costs_only_time(tmp_path):
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT_OF_FUNCTIONS], ids=["workers", "functions"])
+def test_a_full_disk_costs_only_time(tmp_path, script):
     (tmp_path / "cache").mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path / "cache")]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here")
-    script = SCRIPT.replace('run("warm")', "print(json.dumps(results)), sys.exit()")
+    script = script.replace('run("warm")', "print(json.dumps(results)), sys.exit()")
     try:
         assert results_in(tmp_path, script) == {"cold": [21, 22, 0]}
     finally:

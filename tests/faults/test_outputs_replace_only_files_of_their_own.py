@@ -5,9 +5,11 @@ The devices, pipes, links, full disks and encodings are real ones; each command 
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -151,6 +153,25 @@ def test_a_file_without_permission_to_write_needs_force(tmp_path):
     check_file("track", "--out", path, force=True)
 
 
+def test_a_user_replaces_a_file_of_their_own_without_permission_to_write():
+    """As another user than root, whom permissions do not stop."""
+    folder, user, nobody = Path(tempfile.mkdtemp()), os.geteuid(), 65534  # folders of pytest are closed to others
+    path = folder / "page.html"
+    path.touch(0o444)
+    if user == 0:
+        os.chown(folder, nobody, -1)
+        os.chown(path, nobody, -1)
+    try:
+        if user == 0:
+            os.seteuid(nobody)
+        write(path, "new")
+    finally:
+        os.seteuid(user)
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o444
+    shutil.rmtree(folder)
+
+
 def test_outputs_are_neither_inputs_nor_each_other(tmp_path):
     path = tmp_path / "flights.csv"
     path.touch()
@@ -172,6 +193,11 @@ def test_commands_know_what_they_wrote(tmp_path, monkeypatch, tracks):
         assert CliRunner().invoke(cli.application(), words).exit_code == 0
     words = ["track", "--out", "t.html", "--json", "t.json"]
     assert CliRunner().invoke(cli.application(), words).exit_code == 0
+    before = (tmp_path / "t.json").read_bytes()
+    refused = CliRunner().invoke(cli.application(), [*words, "--levels", "t.json"])
+    assert refused.exit_code == 2
+    assert "the input of this command" in refused.stderr
+    assert (tmp_path / "t.json").read_bytes() == before
     write_table(tracks, tmp_path / "t.csv")
     write_table(tracks, tmp_path / "t.parquet")
     for name in ("t.html", "t.json", "t.csv", "t.parquet"):

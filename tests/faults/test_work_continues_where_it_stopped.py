@@ -166,6 +166,20 @@ def test_the_difference_to_other_work_is_named_and_restart_begins_again(tmp_path
     run_items(moments, items(), folder=work, facts={"beta": 2.0}, modules=MODULES)
 
 
+def test_work_that_was_killed_before_its_facts_were_written_begins(tmp_path):
+    (tmp_path / "items").mkdir()
+    (tmp_path / ".work.json.17.0123abcd.part").write_text('{"for')
+    assert run_items(len, {"a": "x"}, folder=tmp_path).states == {"a": 1}
+
+
+def test_damaged_facts_are_other_facts(tmp_path):
+    for facts in ('{"facts": {"beta": 1}}', '{"format": 99, "facts": {"beta": 1}}', "[]", "{"):
+        run_items(len, {"a": "x"}, folder=tmp_path, facts={"beta": 1}, restart=True)
+        (tmp_path / "work.json").write_text(facts)
+        with pytest.raises(ValueError, match=r"beta was not given and is 1"):
+            run_items(len, {"a": "x"}, folder=tmp_path, facts={"beta": 1})
+
+
 def test_a_second_process_in_the_folder_is_refused(tmp_path):
     fcntl = pytest.importorskip("fcntl")
     work = tmp_path / "work"
@@ -188,7 +202,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
 
 
 def test_ids_are_file_names(tmp_path):
-    for name in ("../a", "", "a/b", "a b"):
+    for name in ("../a", "", "a/b", "a b", ".a"):
         with pytest.raises(ValueError, match="file"):
             run_items(len, {name: "x"}, folder=tmp_path)
 

@@ -191,6 +191,25 @@ def test_anchors_without_negatives_have_no_loss_and_no_gradient():
     assert bool((hidden == 0).all())
 
 
+@pytest.mark.parametrize("excluded_by", ["log_weights", "bias"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_candidates_without_weight_are_no_negatives(excluded_by, decoupled):
+    """Loss and gradients are those without the candidates of weight 0, also for anchors that have no others."""
+    a, b = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (3, 6))
+    count = 3 if decoupled else 1  # a decoupled loss needs negatives
+    weights = torch.zeros(6, dtype=torch.float64).index_fill(0, torch.arange(count, 6), -torch.inf)
+    options = {"log_weights": weights} if excluded_by == "log_weights" else {"bias": weights.expand(3, 6)}
+    positive = torch.zeros(3, dtype=torch.long)
+    value, of_a, of_b = with_gradients(
+        lambda x, y: gz.info_nce(x, y, positive=positive, decoupled=decoupled, **options), a, b
+    )
+    expected, *wanted = with_gradients(
+        lambda x, y: gz.info_nce(x, y[:count], positive=positive, decoupled=decoupled), a, b
+    )
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close((of_a, of_b), tuple(wanted), rtol=0, atol=1e-12)
+
+
 def test_equal_points_have_distance_zero_and_no_gradient():
     x = torch.randn(4, 3, requires_grad=True)
     for exponent in (0.5, 1.0, 1.5, 2.0, 3.0):

@@ -83,3 +83,13 @@ def test_the_band_contains_95_percent_of_the_scores_where_that_of_the_moments_do
     inside = normalized_innovation(filtered, mixture=True).holds.double().mean()
     assert abs(float(inside) - 0.95) < 4 * (0.95 * 0.05 / 4000) ** 0.5
     assert float(normalized_innovation(filtered).holds.double().mean()) < 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_far_observations_have_finite_scores(dtype):
+    """Tail probabilities of 5 to 1000 standard deviations, many of which underflow; for one mode they are known."""
+    one = torch.ones(1, 1, 1, dtype=dtype)
+    model = SwitchingModel(transition=one[0], F=one, Q=0 * one, H=one, R=one)
+    y = torch.tensor([5.0, -13.0, 14.0, -20.0, 37.0, -38.0, 50.0, 1000.0], dtype=dtype)
+    filtered = imm(model, y[:, None, None], Prior(torch.zeros(1, dtype=dtype), torch.zeros(1, 1, dtype=dtype)))
+    close(innovation_scores(filtered).flatten(), y)

@@ -62,3 +62,5 @@ def test_ranks_are_those_of_sorting(seed, n):
     unit = torch.nn.functional.normalize(x, dim=-1)
     found = c.retrieval_ranks(a, x, positive=positive, normalize=True)
     assert torch.equal(found, c.retrieval_ranks(a, unit, positive=positive))
+    a[0] = torch.nan  # the anchor of a model that has diverged finds nothing
+    assert c.retrieval_ranks(a, x, positive=positive).tolist() == [len(x), *expected[1:].tolist()]

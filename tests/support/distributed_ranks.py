@@ -43,6 +43,8 @@ def queue_after_two_steps(rank):
 
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 1, 3])  # of the pairs of all processes
+APART = {5: torch.tensor([0, 0, 1, 1, 1]), 3: torch.tensor([2, 3, 4])}  # the second process has no positives
+APART[8] = torch.cat((APART[5], APART[3]))
 # Losses with `group`, of two views, the labels of their pairs, and a group or None.
 GROUPED = {
     "info_nce": lambda a, b, _, g: gz.info_nce(a, b, temperature=0.3, group=g),
@@ -51,7 +53,9 @@ GROUPED = {
     "clip_loss": lambda a, b, y, g: gz.clip_loss(a, b, ids=y, temperature=0.3, group=g),
     "nt_xent": lambda a, b, _, g: gz.nt_xent(a, b, temperature=0.3, normalize=True, group=g),
     "nt_xent, ids": lambda a, b, y, g: gz.nt_xent(a, b, ids=y, temperature=0.3, group=g),
+    "nt_xent, bfloat16": lambda a, b, _, g: gz.nt_xent(a, b, temperature=0.3, precision=torch.bfloat16, group=g),
     "supervised": lambda a, b, y, g: gz.supervised_contrastive(a + b, y, temperature=0.3, group=g),
+    "no positives": lambda a, b, _, g: gz.supervised_contrastive(a + b, APART[len(a)], temperature=0.3, group=g),
     "candidates": lambda a, b, y, g: gz.supervised_contrastive(
         a, y, candidates=b, candidate_labels=y, temperature=0.3, group=g
     ),

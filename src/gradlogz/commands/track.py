@@ -134,7 +134,7 @@ def command(
     columns, numbers = columns_in(column or []), numbers_in(sigma)
     path = Path(out or (f"{Path(file).stem}.html" if file else "track.html"))
     files = {"--out": path, "--out-table": out_table, "--json": json}
-    check_files("track", files, inputs=[file], force=force)
+    check_files("track", files, inputs=[file, levels], force=force)
     if out_table is not None:
         check_table(out_table)
     check_drawing("track")

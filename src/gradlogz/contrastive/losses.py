@@ -332,15 +332,15 @@ def nt_xent(
         check_integers(call, "ids", ids, (a.shape[0],), a)
         view_ids = torch.cat([ids, ids])
     positive = torch.arange(z.shape[0], device=z.device).roll(a.shape[0])
+    options: Any
     if group is not None:
         check_started(call)
         views = gather_candidates(z, group=group)
         # A view is excluded by its id, which it shares with the pairs to be excluded, or with none.
         shared = (views.own, gather_rows(views.own, group))
         shared = shared if view_ids is None else (view_ids, gather_rows(view_ids, group))
-        family = Likelihood(
-            z, views.candidates, positive=views.own[positive], ids=shared, temperature=temperature, call=call
-        )
+        options = {"positive": views.own[positive], "ids": shared, "temperature": temperature, "precision": precision}
+        family = Likelihood(z, views.candidates, call=call, **options)
         part = "sum" if reduction == "mean" else reduction
         loss = family.loss(part, decoupled=decoupled, margin=margin)
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
@@ -350,7 +350,7 @@ def nt_xent(
         check_precision(call, precision)
         behind = _behind_in_large_batches(z, a.shape[0], temperature, precision) + margin / temperature
         return reduced(call, behind if decoupled else softplus(behind), reduction)
-    options: Any = {"positive": positive, "exclude_self": True, "ids": view_ids}
+    options = {"positive": positive, "exclude_self": True, "ids": view_ids}
     options |= {"temperature": temperature, "precision": precision, "call": call}
     return Likelihood(z, z, **options).loss(reduction, decoupled=decoupled, margin=margin)
 
@@ -430,7 +430,9 @@ def supervised_contrastive(
     rows = SomePositives(m, positives, VisiblePairs(labels=(labels, y), same=False), kind)
     members = _members(labels, y) - (0 if itself is None else 1)
     some = members > 0
-    _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
+    # One process may have no positives, but not all: an error of one alone would leave the others waiting for it.
+    everywhere = some if group is None else gather_rows(some.long(), group) > 0
+    _check_some(call, "labels", everywhere, "labels are all different, so no anchor has a positive")
     # The mean over positives inside the logarithm is their probability divided by their number.
     constant = members.clamp(min=1).to(z.dtype).log() if mean_inside_log else None
     if group is not None and reduction == "mean":

@@ -26,14 +26,17 @@ def retrieval_ranks(
     positive: Int[Tensor, " m"] | None = None,
     normalize: bool = False,
 ) -> Int[Tensor, " m"]:
-    """Rank of the positive of each anchor, the number of candidates with a larger dot product; ties are not counted."""
+    """Rank of the positive of each anchor, the number of candidates with a larger dot product; ties are not counted.
+
+    NaN counts as larger: the vectors of a model that has diverged have the last rank.
+    """
     if normalize:
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
     family = Likelihood(anchor, candidates, positive=positive, call="retrieval_ranks")
     index = torch.arange(anchor.shape[0], device=anchor.device) if positive is None else positive.long()
 
     def larger(s: Tensor, _: Tensor, of_positive: Tensor) -> Tensor:
-        return (s > s.gather(1, of_positive.unsqueeze(-1))).sum(-1)
+        return (~(s <= s.gather(1, of_positive.unsqueeze(-1)))).sum(-1)  # true for NaN
 
     return pairs(larger, family.anchor, family.candidates, None, VisiblePairs(), index)
 

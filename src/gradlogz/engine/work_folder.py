@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from .._input_errors import InputRuntimeError, InputValueError
+from .._output_files import write
 from .state_file import FORMAT, Encoded, Modules, NotStorableError, read_state
 
 WORK, ITEMS, EVENTS, LOCK = "work.json", "items", "events.jsonl", ".lock"
 SUFFIX = ".safetensors"
-ID = re.compile(r"[A-Za-z0-9_.=+-]{1,100}")
+ID = re.compile(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,99}")  # hidden files are states that are being written
 
 
 class WorkFolder:
@@ -53,7 +54,7 @@ class WorkFolder:
             yield
 
     def write(self, name: str, state: Any) -> None:
-        """Write the state of an item."""
+        """Write the state of an item; unlike other files (_output_files.py) its name depends on what is written."""
         part = self.path / ITEMS / f".{name}.{os.getpid()}"
         try:
             Encoded(state).write(part, {"item": name})
@@ -96,7 +97,9 @@ class WorkFolder:
             raise InputValueError(self._call, "folder", problem, "Name another folder.") from None
 
     def _others(self) -> Iterator[Path]:
-        return (path for path in self.path.iterdir() if path.name not in (ITEMS, LOCK))
+        """Files that are not of the beginning of a piece of work, which a kill may have left without its facts."""
+        names = (ITEMS, LOCK)
+        return (p for p in self.path.iterdir() if p.name not in names and not p.name.startswith(f".{WORK}."))
 
     def _check_facts(self) -> None:
         """Write the facts of new work; compare those of work that continues."""
@@ -109,9 +112,7 @@ class WorkFolder:
         if file.is_file():
             self._compare(_read(file))
             return
-        part = file.with_name(f".{WORK}.{os.getpid()}")
-        part.write_text(json.dumps({"format": FORMAT, "facts": self._facts}, indent=1) + "\n", encoding="utf-8")
-        part.replace(file)
+        write(file, json.dumps({"format": FORMAT, "facts": self._facts}, indent=1) + "\n")
 
     def _compare(self, before: Mapping[str, Any]) -> None:
         names = sorted(before.keys() | self._facts.keys())
@@ -148,7 +149,9 @@ def check_ids(call: str, names: Mapping[str, Any]) -> None:
     for name in names:
         if not ID.fullmatch(name):
             problem = f"the id {name!r} cannot be the name of a file"
-            raise InputValueError(call, "items", problem, "Use letters, digits and _ . = + -.")
+            raise InputValueError(
+                call, "items", problem, "Use letters, digits and _ . = + -, without a dot at the beginning."
+            )
 
 
 def _hash() -> Any:
@@ -165,7 +168,9 @@ def _read(file: Path) -> Mapping[str, Any]:
     with suppress(ValueError, OSError):
         described = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(described, dict) and isinstance(described.get("facts"), dict):
-            return dict(described["facts"]) if described.get("format") == FORMAT else {"format": described["format"]}
+            return (
+                dict(described["facts"]) if described.get("format") == FORMAT else {"format": described.get("format")}
+            )
     return {}
 
 

@@ -2,6 +2,7 @@
 
     compiled            a function called only by compiled code
     compile_worker      a function of an address that a thread runs, cached on disk
+    CachedFunction      a function of arrays, compiled at its first call and cached in the same way
     team().run          run one worker in several threads
     workspace.reserve   memory that is reused from call to call
 
@@ -13,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,35 @@ def compile_worker(function: Callable[[int], None]) -> Any:
     except Exception:  # any trouble with the cache, also a full disk; an error of the compiler comes again below
         pass
     return cfunc(kind, error_model="numpy")(function)
+
+
+class CachedFunction:
+    """A function of arrays, compiled for the types of its arguments; cached on disk as workers are.
+
+    A call may be repeated: results are written to arrays of the arguments.
+    Law: tests/faults/test_a_damaged_cache_of_kernels_costs_only_time.py.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._known, self._entry = function, 0, None
+        with suppress(Exception):  # any trouble with the cache
+            entry = entry_of(function)
+            self._entry = entry if make_sound(entry) else None
+        self.compiled: Any = njit(error_model="numpy", cache=self._entry is not None)(function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            result = self.compiled(*arguments)
+            if self._entry is not None and len(self.compiled.overloads) != self._known:
+                self._known = len(self.compiled.overloads)
+                if self.compiled.stats.cache_misses:
+                    seal(self._entry)
+        except Exception:  # such as a full disk; an error of the compiler comes again below
+            if self._entry is None:
+                raise
+            self._entry, self.compiled = None, njit(error_model="numpy")(self._function)
+            result = self.compiled(*arguments)
+        return result
 
 
 class Team:

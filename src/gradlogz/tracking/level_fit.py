@@ -94,7 +94,8 @@ def _names(settings: TrackingSettings, levels: Levels) -> list[str]:
     names = ["sigma", "noise", *(f"duration {i}" for i in range(len(settings.modes)))]
     names += ["turn_rate"] if settings.model == "turn" else ["manoeuvre"]
     names += ["moderate"] if settings.model == "cv3" else []
-    return names + (["jitter", "late", "late_jitter", "late_sigma"] if levels.jitter else [])
+    names += ["jitter"] if levels.jitter else []
+    return names + (["late", "late_jitter", "late_sigma"] if levels.jitter and levels.late else [])
 
 
 def _packed(levels: Levels, names: list[str]) -> list[float]:

@@ -36,9 +36,18 @@ def read_levels(path: str | os.PathLike[str]) -> Levels:
 
 def checked_levels(levels: Levels, settings: TrackingSettings, detections: Detections) -> Levels:
     """The levels; raise an error if they belong to another model or to other coordinates."""
-    numbers = [x for value in levels for x in (value if isinstance(value, tuple) else (value,))]
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in numbers):
+    fields = levels._asdict()
+    several = {name: fields.pop(name) for name in ("ratios", "durations")}
+    numbers = [*fields.values(), *(x for values in several.values() if isinstance(values, tuple) for x in values)]
+    if not all(isinstance(values, tuple) for values in several.values()) or not all(map(_is_level, numbers)):
         raise InputValueError("track", "levels", "levels must be finite numbers, none negative", REMEDY)
+    used = ["sigma", "noise", "manoeuvre", "step", "speed"]
+    used += {"cv3": ["moderate"], "turn": ["turn_rate"]}.get(settings.model, [])
+    used += ["late_jitter", "late_sigma"] if levels.late else []
+    zero = [name for name in used if fields[name] == 0] + [name for name in several if 0 in several[name]]
+    if zero or levels.late >= 1:
+        problem = f"levels must have a positive {zero[0]}" if zero else "levels must have a share `late` below 1"
+        raise InputValueError("track", "levels", problem, REMEDY)
     modes, axes = len(settings.modes), len(detections.axes)
     if (len(levels.durations), len(levels.ratios)) != (modes, axes):
         problem = (
@@ -47,3 +56,7 @@ def checked_levels(levels: Levels, settings: TrackingSettings, detections: Detec
         )
         raise InputValueError("track", "levels", problem, "Choose the model and the columns of the earlier run.")
     return levels
+
+
+def _is_level(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0

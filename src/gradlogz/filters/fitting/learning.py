@@ -84,7 +84,7 @@ def fit(
         shared: parameters that all modes share; with EM, F and b require Q, and H and d require R.
         method: "gradient", gradient ascent (L-BFGS) on the log likelihood of the filter in the smoother's forward pass;
             or "em", whose iterations are simpler and more. Only EM learns from a singular Q or R with all its entries.
-        smoother: "gpb2", "imm", and for "em" also "kim", or "enumerate" for short series.
+        smoother: "gpb2", "imm" or "kim", whose forward pass is that of "gpb2"; for "em" also "enumerate".
         starts: number of starts. The first is the model, the others are random perturbations; the best end is kept.
         max_iterations: maximum number of iterations of each start.
         tolerance: bound of the log likelihood that is left to gain when iterations end, in nats per time step; at most
@@ -114,6 +114,7 @@ def fit(
         remedy = "Use imm(...).log_likelihood.backward() with an optimizer for parameters of functions."
         raise InputTypeError(call, "model", f"model must be a SwitchingModel, got {type(model).__name__}", remedy)
     plan = _fit_plan(call, model, learn, structure or {}, shared, method)
+    _check_smoother(call, smoother, method)
     prior = _prior_of_modes(call, model, prior)
     series = _training_data(call, model, as_series(observations))
     exchangeable = _modes_are_exchangeable(model, plan)
@@ -157,6 +158,13 @@ def fit(
 
 
 # Preparation -------------------------------------------------------------------------------------------------------
+
+
+def _check_smoother(call: str, smoother: str, method: str) -> None:
+    known = ("gpb2", "imm", "kim", *(("enumerate",) if method == "em" else ()))
+    if smoother not in known:
+        problem = f"smoother must be one of {', '.join(known)} with method={method!r}, got {smoother!r}"
+        raise InputValueError(call, "smoother", problem, 'Use method="em" for "enumerate".')
 
 
 def _fit_plan(

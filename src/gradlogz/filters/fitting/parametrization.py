@@ -10,12 +10,12 @@ Parameters shared by modes are stored once. Leading dimensions (targets) are pre
 Read next: learning.py.
 """
 
-import copy
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ..._errors import InputValueError
+from ..._pytree import replaced
 from ..._typing import Tensor
 from ..models.switching_model import ENDS, SwitchingModel
 from ..prior_and_series import Prior
@@ -82,15 +82,7 @@ def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) 
             free["log_mode_probability"].log_softmax(-1),
             per="mode",
         )
-    return _replaced(model, fields), prior
-
-
-def _replaced(model: SwitchingModel, fields: dict[str, Any]) -> SwitchingModel:
-    """Model with other fields of the same sizes, without the checks of a new model: they cost as much as a filter."""
-    other = copy.copy(model)
-    for name, field in (fields | {"validate": False}).items():
-        object.__setattr__(other, name, field)
-    return other
+    return replaced(model, **fields, validate=False), prior  # the checks of a new model cost as much as a filter
 
 
 def _once(plan: FitPlan, name: str, field: Tensor) -> Tensor:

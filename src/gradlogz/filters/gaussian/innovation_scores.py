@@ -19,8 +19,7 @@ from ..._errors import InputValueError
 from ..._typing import Float, Tensor
 from ..results import Filtered
 
-FAR = -700.0  # log of a tail probability below which exp underflows
-NEWTON = 3  # steps beyond it; each doubles the digits
+NEWTON = 3  # steps where a tail probability underflows; each doubles the digits
 
 
 def innovation_scores(filtered: Filtered, *, joint: bool = True) -> Float[Tensor, "*b o"]:
@@ -72,8 +71,9 @@ def innovation_scores(filtered: Filtered, *, joint: bool = True) -> Float[Tensor
 
 def _score(log_tail: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """z >= 0 with log P(Z > z) = log_tail <= log 1/2, also where the probability underflows."""
-    z = -torch.special.ndtri(log_tail.clamp(min=FAR).exp())
-    far = log_tail < FAR
+    least = math.log(torch.finfo(log_tail.dtype).tiny) + 1  # exp underflows below
+    z = -torch.special.ndtri(log_tail.clamp(min=least).exp())
+    far = log_tail < least
     if bool(far.any()):
         goal = log_tail[far]
         start = (-2 * goal - (2 * math.pi * -2 * goal).log()).sqrt()

@@ -664,7 +664,8 @@ def _difference(residual: Residual | None, left: Tensor, right: Tensor) -> Tenso
 
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:
     """Convert a linear mode to functions."""
-    model = model._replace(F=model.F.clone(), H=model.H.clone())  # torch and compiled filters see the same values
+    copied = {name: t.clone() for name in ("F", "H", "b", "d") if (t := getattr(model, name)) is not None}
+    model = model._replace(**copied)  # torch and compiled filters see the same values
     if any(t is not None and t.ndim > 2 for t in (model.F, model.H, model.B, model.D)):
         problem = "a linear model with time-varying matrices cannot be a mode of a NonlinearModel"
         raise InputValueError(call, "models", problem, "Write it as a function of state and input.")

@@ -20,6 +20,7 @@ import numpy
 from numba import njit
 
 from ..._typing import Float, Tensor
+from ..workers import CachedFunction
 
 GROUP = 16
 TERMS = 18  # as in the caller
@@ -44,11 +45,8 @@ def discretize_chain(rate: Float[Tensor, "k k"], dt: Float[Tensor, "m"]) -> Floa
 
 @cache
 def _compiled(function: Any) -> Any:
-    """A compiled function, cached on disk if a cache folder is writable."""
-    try:
-        return njit(error_model="numpy", cache=True)(function)
-    except RuntimeError:
-        return njit(error_model="numpy")(function)
+    """A compiled function."""
+    return CachedFunction(function)
 
 
 inner: Any = njit(error_model="numpy", inline="always")

@@ -21,6 +21,7 @@ import torch
 from numba import njit
 
 from ..._typing import Bool, Float, Tensor
+from ..workers import CachedFunction
 from .fields import FIELDS, KernelResult
 from .forms import LINEAR, NODES, RANGE_BEARING_ELEVATION, TURN, WEIGHTS
 
@@ -127,11 +128,8 @@ NOTHING: Any = numpy.empty((0, 0, 0), numpy.bool_)
 
 @cache
 def _kernel() -> Any:
-    """The compiled filter, cached on disk if a cache folder is writable."""
-    try:
-        return njit(error_model="numpy", cache=True)(_filter)
-    except RuntimeError:
-        return njit(error_model="numpy")(_filter)
+    """The compiled filter."""
+    return CachedFunction(_filter)
 
 
 inner: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)

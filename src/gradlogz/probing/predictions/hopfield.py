@@ -84,9 +84,9 @@ DECLARATION = Declaration(
         "nothing to the mean.",
         "First null: the matched baseline, with the 95 % prediction band of one more draw.",
         EQUAL_VARIANCE,
-        "The share and the normalised entropy rank heads almost alike (rank correlation 0.97 over the heads of all- "
-        "MiniLM-L6-v2), so that this claim and that on the entropy are not independent evidence. The classes of heads "
-        "describe; they are not tested.",
+        "The share and the normalised entropy rank heads almost alike (rank correlation 0.97 over the heads of "
+        "all-MiniLM-L6-v2), so that this claim and that on the entropy are not independent evidence. The classes of "
+        "heads describe; they are not tested.",
     ),
     decision_rule=(f"{BOTH_NULLS} The verdict on the model is that of more than half of its heads."),
     interesting="Any significant difference to both nulls; there is no bound.",
