@@ -80,6 +80,12 @@ ERRORS = [
     ),
     (
         ValueError,
+        "simulate: --restart",
+        "--resume",
+        lambda: EngineOptions(None, None, None, True, None).check("simulate"),
+    ),
+    (
+        ValueError,
         "probe: texts",
         "input",
         lambda: corpus_of(PIXELS, None),

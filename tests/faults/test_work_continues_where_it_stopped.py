@@ -322,6 +322,7 @@ def test_a_batch_that_fails_is_named_and_the_others_are_written(tmp_path, monkey
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
-    assert command(tmp_path, "--engine", "process", "--resume", "parts").wait() == 0
+    assert command(tmp_path, "--engine", "process", "--resume", "parts", "--json", "phases.json").wait() == 0
+    assert command(tmp_path, "--engine", "process", "--resume", "parts", "--json", "phases.json").wait() == 0
     assert command(tmp_path, "--engine", "process", "--resume", "parts", "--seed", "3").wait() == 2
     assert command(tmp_path, "--engine", "process", "--resume", "parts", "--seed", "3", "--restart").wait() == 0

@@ -47,6 +47,12 @@ class EngineOptions(NamedTuple):
     restart: bool
     address: str | None
 
+    def check(self, call: str) -> None:
+        """Raise if --restart is given without the folder in which to begin again."""
+        if self.restart and self.resume is None:
+            problem = "--restart begins again in the folder of --resume, but --resume is missing"
+            raise InputValueError(call, "--restart", problem, "Add --resume FOLDER, or drop --restart.")
+
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the functions that take an engine."""

@@ -205,6 +205,7 @@ def command(
     distribution = EngineOptions(engine, workers, resume, restart, address)
     if sweep is None:
         distribution.refuse("simulate", "--sweep")
+    distribution.check("simulate")
     if model is not None:
         shared = ("tokens", "seeds", "seed", "steps")
         options = ModelOptions(model, start, text, tokens, length, seeds, seed, layer, steps)
@@ -290,6 +291,7 @@ def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
     from ..probing.propagation.initial_tokens import check_start
     from ..reporting import propagation_terminal as tables
     from ..reporting import report
+    from ..reporting.propagation_page import data_of
     from ..reporting.propagation_wording import iteration_run_text, run_text
 
     check_start("simulate", options.start or "gaussian")
@@ -304,7 +306,7 @@ def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
             result = propagate(model, tokenizer, options.text, progress=tell, **arguments)
             lines = tables.propagation_table(result, width)
             lines += tables.propagation_details(result, width) if details else []
-            return Output(report(result), as_json(result.data()), lines, run_text(result))
+            return Output(report(result), as_json(data_of(result)), lines, run_text(result))
         from ..probing.propagation.layer_dynamics import layer_dynamics
         from ..probing.propagation.layer_iteration import STEPS, iterate_layer, layer_clouds
 
@@ -312,4 +314,4 @@ def _model(console: Console, options: ModelOptions, *, details: bool) -> Output:
         dynamics = layer_dynamics(model, clouds.inputs, options.layer)
         repeated = iterate_layer(dynamics, clouds, steps=options.steps or STEPS, progress=tell)
     lines = tables.iteration_table(repeated, width) + (tables.iteration_details(repeated, width) if details else [])
-    return Output(report(repeated), as_json(repeated.data()), lines, iteration_run_text(repeated))
+    return Output(report(repeated), as_json(data_of(repeated)), lines, iteration_run_text(repeated))

@@ -71,7 +71,7 @@ class Encoded:
             return {"set": sorted(value)}
         if isinstance(value, Mapping):
             return {"dict": [[self._plain(key), self._plain(each)] for key, each in value.items()]}
-        raise NotStorableError
+        raise NotStorableError(f"a state cannot contain a {type(value).__name__}")
 
     def _number(self, tensor: Tensor) -> int:
         if id(tensor) not in self._numbers:

@@ -117,6 +117,7 @@ def data_of(phases: Phases) -> dict[str, Any]:
     """Settings, axes and grid points as plain data."""
     return {
         "version": __version__,
+        "command": phases.command,
         "sweep": phases.grid,
         "settings": asdict(phases.settings),
         "complete": phases.complete,

@@ -79,7 +79,7 @@ def page_of(result: Propagation) -> Page:
         methods=METHODS,
         reproduce=_reproduce(result),
         references=cited(REFERENCES),
-        data={"version": __version__, "command": result.command, **result.data()},
+        data=data_of(result),
         made_by="gradlogz simulate --model",
     )
 
@@ -101,9 +101,14 @@ def page_of_iteration(result: LayerIteration) -> Page:
         methods=ITERATION_METHODS,
         reproduce=_reproduce(result),
         references=cited(REFERENCES[:1]),
-        data={"version": __version__, "command": result.command, **result.data()},
+        data=data_of(result),
         made_by="gradlogz simulate --model",
     )
+
+
+def data_of(result: Propagation | LayerIteration) -> dict[str, Any]:
+    """The result as plain data, with version and command."""
+    return {"version": __version__, "command": result.command, **result.data()}
 
 
 def _reproduce(result: Propagation | LayerIteration) -> dict[str, str]:

@@ -85,7 +85,7 @@ DECLARATION = Declaration(
         "semidefinite part of (B + B^T)/2: the cosine of B with the nearest positive semidefinite matrix (Frobenius "
         "norm)"
     ),
-    supports=f"The positive cosine is above {SUPPORTS:g}.",
+    supports=f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null.",
     refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
     method=(
         FORMULAS,
@@ -244,7 +244,8 @@ def verdict(findings: list[Finding]) -> Judgement:
 
 
 def _bounds(f: Finding) -> Bounds:
-    return Bounds(SUPPORTS, -math.inf if math.isnan(f.null_high) else f.null_high)
+    null = -math.inf if math.isnan(f.null_high) else f.null_high
+    return Bounds(max(SUPPORTS, null), null)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
