@@ -37,8 +37,8 @@ def minimum(
 ) -> Minimum:
     """Search from a start, with first steps of this length; infinite values are avoided.
 
-    >>> found = minimum(lambda p: (p[0] - 1) ** 2 + 10 * (p[1] - p[0] ** 2) ** 2, [0.0, 0.0], tolerance=1e-9)
-    >>> [round(x, 3) for x in found.point], found.converged
+    >>> result = minimum(lambda p: (p[0] - 1) ** 2 + 10 * (p[1] - p[0] ** 2) ** 2, [0.0, 0.0], tolerance=1e-9)
+    >>> [round(x, 3) for x in result.point], result.converged
     ([1.0, 1.0], True)
     """
     best, value, evaluations = list(start), math.inf, 0
