@@ -80,6 +80,24 @@ def judge(
     return _with_verdicts(findings, quantity, *rejected)
 
 
+def judge_both(
+    findings: Sequence[Finding], quantity: str, other: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
+) -> list[Finding]:
+    """Findings with verdicts for the rows of both quantities; those of `quantity` need both of the same head.
+
+    A row of `quantity` is supported if both rows of its head are, and refuted if either is.
+    """
+    judged = judge(judge(findings, quantity, bounds, small=small), other, bounds, small=small)
+    others = {(f.layer, f.call, f.head): f.verdict for f in judged if f.quantity == other}
+    joined = []
+    for f in judged:
+        verdicts = {f.verdict, others.get((f.layer, f.call, f.head), f.verdict)}
+        if f.quantity == quantity and len(verdicts) > 1:
+            f = f._replace(verdict="refuted" if "refuted" in verdicts else "inconclusive")
+        joined.append(f)
+    return joined
+
+
 def _with_verdicts(
     findings: Sequence[Finding], quantity: str, supported: Sequence[bool], refuted: Sequence[bool]
 ) -> list[Finding]:

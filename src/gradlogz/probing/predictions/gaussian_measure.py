@@ -19,7 +19,7 @@ from ..hypothesis_tests import (
     absent,
     bootstrapped,
     conclude,
-    judge,
+    judge_both,
     matched_null,
     measured,
     median_detail,
@@ -219,25 +219,13 @@ def verdict(findings: list[Finding]) -> Judgement:
         testable = information.get(head, 0.0) >= INFORMED and expected.get(head, 0.0) >= POWER
         return Bounds(BOUND if testable else math.nan, BOUND)
 
-    ruled = judge(judge(findings, DEFICIT, bounds, small=True), OF_NORMALIZER, bounds, small=True)
-    others = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == OF_NORMALIZER}
-    ruled = [
-        f._replace(verdict=_both(f.verdict, others.get((f.layer, f.call, f.head), f.verdict)))
-        if f.quantity == DEFICIT
-        else f
-        for f in ruled
-    ]
+    ruled = judge_both(findings, DEFICIT, OF_NORMALIZER, bounds, small=True)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]
     too_even = sum(value < INFORMED for value in information.values())
     too_sharp = sum(value < POWER for value in expected.values())
     counts = {"too_even": too_even, "too_sharp": too_sharp}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
     return conclude(ruled, DEFICIT, details=details, remarks=remarks)
-
-
-def _both(one: str, other: str) -> str:
-    """Combine two verdicts: supported if both are, refuted if either is."""
-    return one if one == other else "refuted" if "refuted" in (one, other) else "inconclusive"
 
 
 # Columns of the sums -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 
 from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, conclude, judge, measured, median_detail
+from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, conclude, judge_both, measured, median_detail
 from ..inside.events import Attended, Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
@@ -218,14 +218,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         testable = testable and informed.value >= INFORMED and share.value >= POWER  # type: ignore[union-attr]
         return Bounds(BOUND if testable else math.nan, BOUND)
 
-    ruled = judge(judge(findings, DEFICIT, bounds, small=True), OF_NORMALIZER, bounds, small=True)
-    others = {(f.layer, f.call, f.head): f.verdict for f in ruled if f.quantity == OF_NORMALIZER}
-    ruled = [
-        f._replace(verdict=_both(f.verdict, others.get((f.layer, f.call, f.head), f.verdict)))
-        if f.quantity == DEFICIT
-        else f
-        for f in ruled
-    ]
+    ruled = judge_both(findings, DEFICIT, OF_NORMALIZER, bounds, small=True)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]
     for K in COMPONENTS:
         rows = [f for f in findings if f.quantity == _of(DEFICIT, K)]
@@ -236,11 +229,6 @@ def verdict(findings: list[Finding]) -> Judgement:
     counts = {"too_even": sum(v < INFORMED for v in information), "unexplained": sum(v < POWER for v in explained)}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
     return conclude(ruled, DEFICIT, details=details, remarks=remarks)
-
-
-def _both(one: str, other: str) -> str:
-    """Combine two verdicts: supported if both are, refuted if either is."""
-    return one if one == other else "refuted" if "refuted" in (one, other) else "inconclusive"
 
 
 # Columns of the sums -------------------------------------------------------------------------------------------------

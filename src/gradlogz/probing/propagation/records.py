@@ -92,10 +92,7 @@ class Propagation:
 
     def data(self) -> dict[str, Any]:
         """Return the result as plain data for JSON; NaN is None."""
-        observed = {
-            series: {name: _plain(values) for name, values in columns.items()}
-            for series, columns in self.observed.items()
-        }
+        observed = _plain(self.observed)
         null = {name: dict(zip(("low", "middle", "high"), band, strict=True)) for name, band in self.null.items()}
         return {"settings": asdict(self.settings), "facts": dict(self.facts), "observed": observed, "null": null}
 
@@ -131,10 +128,7 @@ class LayerIteration:
 
     def data(self) -> dict[str, Any]:
         """Return the result as plain data for JSON; NaN is None."""
-        observed = {
-            series: {name: _plain(values) for name, values in columns.items()}
-            for series, columns in self.observed.items()
-        }
+        observed = _plain(self.observed)
         times = list(self.times)
         return {"settings": asdict(self.settings), "facts": dict(self.facts), "times": times, "observed": observed}
 
@@ -162,5 +156,10 @@ def command_of(settings: PropagationSettings) -> str:
     return " ".join([*words, f"--tokens {s.tokens}", f"--length {s.length}", f"--seeds {s.seeds}", f"--seed {s.seed}"])
 
 
-def _plain(values: Tensor) -> list[list[float | None]]:
-    return [[v if math.isfinite(v) else None for v in row] for row in values.tolist()]
+def _plain(observed: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, list[list[float | None]]]]:
+    """Observables of every series as nested lists; None for numbers that are not finite."""
+
+    def rows(values: Tensor) -> list[list[float | None]]:
+        return [[v if math.isfinite(v) else None for v in row] for row in values.tolist()]
+
+    return {series: {name: rows(values) for name, values in columns.items()} for series, columns in observed.items()}
