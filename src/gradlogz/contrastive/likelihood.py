@@ -22,7 +22,7 @@ from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
-from ..kernels.losses.logit_losses import DENSE, each_row, sum_of_rows
+from ..kernels.losses.logit_losses import DENSE, each_row, is_compiled, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp, pairs
 from ..kernels.losses.softmax_losses import OnePositive, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
@@ -113,6 +113,21 @@ class Likelihood:
         elif positive is not None:
             check_integers(call, "positive", positive, (m,), self.anchor)
             check_indices(call, "positive", positive, n)
+        if not (self.log_weights is self.bias is self.ids is self.mask is None):
+            self._check_options(m, n)
+        check_temperature(call, self.temperature, self.anchor)
+        check_precision(call, self.precision)
+        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
+            self._set(temperature=self.temperature.reshape(()))
+        fields = {"anchor": self.anchor, "candidates": self.candidates, "positive": outside}
+        fields |= {"log_weights": self.log_weights, "bias": self.bias}
+        floating = {field: t for field, t in fields.items() if t is not None}
+        if any(t.dtype is not torch.float32 for t in floating.values()):
+            self._set(**dict(zip(floating, promoted(*floating.values()), strict=True)))
+
+    def _check_options(self, m: int, n: int) -> None:
+        """Check log weights, bias, ids and mask."""
+        call, (anchor_name, _) = self.call, self.names
         if self.log_weights is not None:
             self._check_shape("log_weights", self.log_weights, (n,), "Pass one log weight for each candidate.")
         if self.bias is not None:
@@ -130,14 +145,6 @@ class Likelihood:
                 )
                 raise InputValueError(call, "mask", f"mask must be bool of shape ({m}, {n}), got {fact}", remedy)
             check_device(call, **{anchor_name: self.anchor, "mask": self.mask})
-        check_temperature(call, self.temperature, self.anchor)
-        check_precision(call, self.precision)
-        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
-            self._set(temperature=self.temperature.reshape(()))
-        fields = {"anchor": self.anchor, "candidates": self.candidates, "positive": outside}
-        fields |= {"log_weights": self.log_weights, "bias": self.bias}
-        floating = {field: t for field, t in fields.items() if t is not None}
-        self._set(**dict(zip(floating, promoted(*floating.values()), strict=True)))
 
     def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
@@ -195,7 +202,7 @@ class Likelihood:
         check_choice(self.call, "reduction", reduction, REDUCTIONS)
         m, n = self.anchor.shape[0], self.candidates.shape[0]
         learned = isinstance(self.temperature, Tensor) and margin != 0
-        if reduction == "none" or decoupled or learned or self._outside or m * n > DENSE:
+        if reduction == "none" or decoupled or learned or self._outside or not self._at_once(m * n):
             if learned:  # the margin has a gradient in the temperature
                 losses = self._losses(decoupled=True) + margin / self.temperature
                 losses = losses if decoupled else softplus(losses)
@@ -347,6 +354,10 @@ class Likelihood:
         if margin:
             losses = losses + margin / self.temperature
         return losses if decoupled else softplus(losses)
+
+    def _at_once(self, pairs: int) -> bool:
+        """True if the sum of the losses is computed from the logits of whole rows."""
+        return pairs <= DENSE or is_compiled(self.anchor, self.candidates, self._bias(), self.precision)
 
     def _rows(self, *, decoupled: bool, margin: float) -> OnePositive:
         """The loss as a function of rows of logits, for positives among the candidates."""

@@ -33,7 +33,7 @@ import torch
 from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
-from ..kernels.losses.logit_losses import DENSE, each_row, products, sum_of_rows
+from ..kernels.losses.logit_losses import DENSE, each_row, is_compiled, products, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
 from ..kernels.losses.softmax_losses import BothDirections, Sigmoids, SomePositives, Targets, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
@@ -63,6 +63,8 @@ Temperature = float | Float[Tensor, ""]
 
 # Number of pairs up to which both directions are computed from one matrix of logits (4 MiB of float32).
 ONE_MATRIX = 1 << 20
+# The same for the compiled loss of a CPU (64 MiB), which computes one exponential of each pair.
+COMPILED_MATRIX = 1 << 24
 
 
 class InfoNCEOptions(TypedDict, total=False):
@@ -290,7 +292,8 @@ def clip_loss(
         return (losses[0] + losses[1]) / 2
     one = Likelihood(a, b, names=("a", "b"), **options)
     m = a.shape[0]
-    if reduction != "none" and log_weights is None and m * m <= ONE_MATRIX:
+    largest = COMPILED_MATRIX if is_compiled(a, b, None, precision) else ONE_MATRIX
+    if reduction != "none" and log_weights is None and m * m <= largest:
         negatives = VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False)
         coefficient = 1 / m if reduction == "mean" else 1.0
         eta, factor = (one.eta, 1.0) if isinstance(temperature, Tensor) else (one.anchor, 1 / temperature)
@@ -344,7 +347,8 @@ def nt_xent(
         part = "sum" if reduction == "mean" else reduction
         loss = family.loss(part, decoupled=decoupled, margin=margin)
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
-    if view_ids is None and z.shape[0] ** 2 > DENSE:
+    summed = reduction != "none" and not decoupled and is_compiled(z, z, None, precision)
+    if view_ids is None and z.shape[0] ** 2 > DENSE and not summed:
         check_choice(call, "reduction", reduction, REDUCTIONS)
         check_temperature(call, temperature, z)
         check_precision(call, precision)
