@@ -44,6 +44,7 @@ from .row_fields import (
     GRAD_QUERY,
     ITSELF,
     KEY,
+    KEY_LABELS,
     KEY_ROW,
     KIND,
     LAST_STAGE,
@@ -55,6 +56,7 @@ from .row_fields import (
     NUMBERS,
     POSITIVE,
     QUERY,
+    QUERY_LABELS,
     QUERY_ROW,
     SCRATCH,
     SETTINGS,
@@ -211,12 +213,9 @@ def sum_and_gradients(
     if bias is not None:
         numbers[BIAS], numbers[BIAS_STEP] = bias.data_ptr(), bias.stride(0)
     # `held` has all tensors whose addresses are passed, so that they live until the threads have ended.
-    held = []
-    for index, tensor in (
-        (POSITIVE, problem.positive),
-        (ITSELF, problem.itself),
-        *zip(LABELS, problem.labels, strict=True),
-    ):
+    held, (query_labels, key_labels) = [], problem.labels
+    indices = (POSITIVE, problem.positive), (ITSELF, problem.itself)
+    for index, tensor in (*indices, (QUERY_LABELS, query_labels), (KEY_LABELS, key_labels)):
         if tensor is not None:
             held.append(tensor.long().contiguous())
             numbers[index] = held[-1].data_ptr()

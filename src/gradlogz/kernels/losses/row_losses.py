@@ -115,7 +115,7 @@ def hide_negatives(p: int, s: int, row: int) -> None:
 @compiled
 def log_sum(s: int, count: int, reference: float) -> tuple[float, float, float]:
     """Replace a row by exp(s - t), and return t, the sum z, and log z + t; a row may be all -inf."""
-    top = numpy.float64(largest(s, count))
+    top = float(largest(s, count))
     top = reference if top == -numpy.inf else top
     total = numpy.float64(exponentiate(s, count, top))
     return top, total, math.log(total) + top
