@@ -11,6 +11,7 @@ from .._typing import Float, Int, Tensor
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FLOAT32 = {torch.float32}
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+Ids = Int[Tensor, " m"] | tuple[Int[Tensor, " m"], Int[Tensor, " n"]]
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -108,6 +109,14 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], vectors
         raise InputValueError(
             call, "temperature", f"temperature must be positive and finite, got {temperature}", remedy
         )
+
+
+def check_positive(call: str, **numbers: float) -> None:
+    """Check that numbers are positive and finite."""
+    for name, number in numbers.items():
+        if not 0 < number < float("inf"):
+            problem = f"{name} must be positive and finite, got {number}"
+            raise InputValueError(call, name, problem, "Pass a positive number.")
 
 
 def check_precision(call: str, precision: torch.dtype | None) -> None:

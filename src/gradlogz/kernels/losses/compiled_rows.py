@@ -70,8 +70,8 @@ from .row_fields import (
     round_up,
     up,
 )
+from .row_loss import CLIP, Problem
 from .row_losses import clip_merge, clip_rows, clip_sums, rows_of_block
-from .row_problem import CLIP, Problem
 from .row_products import centre_keys, key_gradients, transpose_panel
 
 MATRIX = 1 << 22  # numbers of W: 16 MiB

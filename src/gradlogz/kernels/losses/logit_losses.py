@@ -13,7 +13,6 @@ code.
 Read next: softmax_losses.py (the functions), pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
 """
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -22,45 +21,14 @@ from torch.autograd import forward_ad
 from ..._autocast import autocast_disabled
 from ..._typing import Float, Tensor
 from ..attention.blocked import logits_at_once
-from ..attention.operator import is_traced, under_transform
 from ..optional import kernel_module
-from .row_problem import Problem
+from ..tracing import is_traced, under_transform
+from .row_loss import Problem, RowLoss
 from .rowwise import rowwise
 
 # Number of logits up to which they are computed at once: 1 MiB of float32.
 DENSE = 1 << 18
 COMPILED = f"{__package__}.compiled_rows"
-
-
-class RowLoss(ABC):
-    """A function of each row of logits, with tensors of row parameters that have no gradients.
-
-    `shift_invariant` is True if adding a number to a row of logits does not change its loss. `indivisible` is True if
-    the loss is a function of all rows together, so that they cannot be evaluated by blocks.
-    """
-
-    shift_invariant = True
-    indivisible = False
-
-    @abstractmethod
-    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-        """Loss of every row, differentiable."""
-
-    @abstractmethod
-    def at(self, rows: Any) -> "RowLoss":
-        """The loss of some rows, by a slice or by indices."""
-
-    def problem(self) -> Problem | None:
-        """The loss as compiled code takes it; None if it does not."""
-        return None
-
-    def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:
-        """Loss of every row and its derivative in the logits, which may be overwritten."""
-        with torch.enable_grad():
-            s = s.detach().requires_grad_()
-            losses = self.value(s)
-            (slope,) = torch.autograd.grad(losses.sum(), s)
-        return losses.detach(), slope
 
 
 def is_special(*tensors: Tensor | None) -> bool:

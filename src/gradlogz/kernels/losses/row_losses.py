@@ -37,7 +37,7 @@ from .row_fields import (
     place,
     up,
 )
-from .row_problem import MASS, ONE, PAIR, SIGMOIDS
+from .row_loss import MASS, ONE, PAIR, SIGMOIDS
 from .row_products import block_logits, clear, query_gradients
 from .row_vectors import accumulate, classify, combine, exponentiate, largest, scale
 

@@ -19,8 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from ..._typing import Float, Int, Tensor
 from ...special import log_domain
-from .logit_losses import RowLoss
-from .row_problem import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS, Problem
+from .row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS, Problem, RowLoss
 from .visible_pairs import VisiblePairs
 
 EVERY_ROW = slice(None)
@@ -188,13 +187,13 @@ class SomePositives(RowLoss):
     def at(self, rows: Any) -> "SomePositives":
         return type(self)(self.m, *self.sides, self.kind, rows=rows)
 
-    def problem(self) -> Problem:
+    def problem(self) -> Problem | None:
         positives, _ = self.sides
+        if positives.labels is None:
+            return None
         kind = {"mean": MEAN, "mass": MASS, "pair": PAIR}[self.kind]
         itself = positives.excluded
-        return Problem(
-            kind, labels=positives.labels or NO_LABELS, itself=itself, without_own_number=not positives.itself
-        )
+        return Problem(kind, labels=positives.labels, itself=itself, without_own_number=not positives.itself)
 
     def _masks(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the pairs that are not positives and of those that are not negatives."""
