@@ -28,7 +28,7 @@ from .distributed import check_group, padded, sizes_of_batches
 from .likelihood import Likelihood
 
 
-class Block(NamedTuple):
+class CandidateBlock(NamedTuple):
     """Candidates of one process, with what belongs to them."""
 
     candidates: Float[Tensor, "n d"]
@@ -74,7 +74,7 @@ def ring_negatives(
     """
     of_anchors, of_candidates = (None, None) if ids is None else ids
 
-    def part(block: Block, query: Tensor) -> tuple[Tensor]:
+    def part(block: CandidateBlock, query: Tensor) -> tuple[Tensor]:
         labels = None if of_anchors is None or block.labels is None else (of_anchors, block.labels)
         visible = VisiblePairs(labels=labels, same=False)
         if block.is_local:
@@ -162,9 +162,9 @@ class _RingTotals(torch.autograd.Function):
         return *[None] * 5, *row_gradients, *(None if c is None else c[:local] for c in collected), None
 
 
-def _block(moving: list[Tensor | None], sizes: list[int], here: int, group: Any) -> Block:
+def _block(moving: list[Tensor | None], sizes: list[int], here: int, group: Any) -> CandidateBlock:
     candidates, log_weights, labels = (None if t is None else t[: sizes[here]] for t in moving)
-    return Block(candidates, log_weights, labels, here == distributed.get_rank(group))  # type: ignore[arg-type]
+    return CandidateBlock(candidates, log_weights, labels, here == distributed.get_rank(group))  # type: ignore[arg-type]
 
 
 def _passed_on(tensors: list[Tensor | None], group: Any) -> list[Tensor | None]:

@@ -17,7 +17,7 @@ from ...kernels.losses.softmax_losses import SomePositives, Targets, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
 from ..distributed import check_started, gather_candidates, gather_rows, mean_over_processes
 from ..likelihood import Likelihood
-from ..ring import Block, check_ring, ring_totals
+from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
     REDUCTIONS,
     check_choice,
@@ -151,10 +151,10 @@ def _around_the_ring(
 ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
     """Losses of `SomePositives` over the candidates of all processes, and the number of positives of each anchor."""
 
-    def positives(block: Block) -> VisiblePairs:
+    def positives(block: CandidateBlock) -> VisiblePairs:
         return VisiblePairs(labels=(labels, _labels(block)), excluded=itself if block.is_local else None)
 
-    def sums(block: Block, query: Tensor) -> tuple[Tensor, ...]:
+    def sums(block: CandidateBlock, query: Tensor) -> tuple[Tensor, ...]:
         """N, A, the sum of the logits of positives, and their number."""
         x = block.candidates
         negatives = VisiblePairs(labels=(labels, _labels(block)), same=False)
@@ -173,7 +173,7 @@ def _around_the_ring(
         losses = softplus(N - mass) if kind == "mass" else softplus(N - mass) + mass - along / count
         return losses.where(some, 0.0), number
 
-    def softplus_of_pairs(block: Block, query: Tensor, against: Tensor) -> tuple[Tensor]:
+    def softplus_of_pairs(block: CandidateBlock, query: Tensor, against: Tensor) -> tuple[Tensor]:
         return (by_pairs(_softplus_behind, query, block.candidates, None, positives(block), against),)
 
     rows = (eta, N.unsqueeze(-1))
@@ -181,7 +181,7 @@ def _around_the_ring(
     return total / count, number
 
 
-def _labels(block: Block) -> Int[Tensor, " n"]:
+def _labels(block: CandidateBlock) -> Int[Tensor, " n"]:
     assert block.labels is not None
     return block.labels
 

@@ -15,7 +15,7 @@ from ...kernels.losses.softmax_losses import Sigmoids, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
 from ..distributed import check_group, gathered, mean_over_processes
 from ..likelihood import Likelihood
-from ..ring import Block, check_ring, ring_totals
+from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
     REDUCTIONS,
     Ids,
@@ -90,7 +90,7 @@ def _around_the_ring(
     eta, x, positive = family.eta, family.candidates, family.index_of_positive()
     shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device)
 
-    def part(block: Block, query: Tensor, shift_of_rows: Tensor) -> tuple[Tensor]:
+    def part(block: CandidateBlock, query: Tensor, shift_of_rows: Tensor) -> tuple[Tensor]:
         labels = None if of_anchors is None or block.labels is None else (of_anchors, block.labels)
         negatives = VisiblePairs(labels=labels, same=False, excluded=positive if block.is_local else None)
         return (pairs(_softplus_of_negatives, query, block.candidates, None, negatives, shift_of_rows),)

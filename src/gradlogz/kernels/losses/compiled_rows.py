@@ -154,7 +154,7 @@ def worker() -> Any:
     return compile_worker(run_tasks)
 
 
-class Layout(NamedTuple):
+class RowPlan(NamedTuple):
     """Sizes, threads and the array of numbers of a problem, before its addresses."""
 
     numbers: "array[int]"
@@ -166,7 +166,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def layout(m: int, n: int, d: int, is_clip: bool, max_threads: int) -> Layout:
+def layout(m: int, n: int, d: int, is_clip: bool, max_threads: int) -> RowPlan:
     """Sizes and places in the memory of a call."""
     stride = round_up(n, LANES) + WIDTH  # not a power of 2, whose rows would share a place in the cache
     part = m if is_clip else min(m, round_up(MATRIX // stride, BLOCK) or BLOCK)
@@ -179,7 +179,7 @@ def layout(m: int, n: int, d: int, is_clip: bool, max_threads: int) -> Layout:
     *starts, size = places
     for index, start in zip(MEMORY, starts, strict=True):
         numbers[index] = start * BYTES
-    return Layout(numbers, size, part, threads, round_up(m, ROWS), round_up(n, ROWS))
+    return RowPlan(numbers, size, part, threads, round_up(m, ROWS), round_up(n, ROWS))
 
 
 def sum_and_gradients(

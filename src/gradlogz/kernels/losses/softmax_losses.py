@@ -9,7 +9,7 @@
 The positive is never part of the sum that it is compared with: N - s_+ has the relative error of a logit, while G - s_+
 would lose all digits where the loss is small.
 
-Read next: logit_losses.py (their sums over all rows), ../../contrastive/losses.py.
+Read next: logit_losses.py (their sums over all rows), ../../contrastive/losses/.
 """
 
 from typing import Any
