@@ -15,7 +15,7 @@ from timing import compare
 
 T, OFFSET = 0.1, -10.0
 # pairs of a batch, calls per measurement, rounds
-SIZES = ((64, 100, 7), (256, 10, 7), (1024, 1, 5), (4096, 1, 2))
+SIZES = ((64, 100, 7), (256, 10, 7), (1024, 1, 3), (4096, 1, 1))
 DIMENSIONS = (128, 512)
 COMPILED_FROM = 1024
 MEMORY_AT = 4096
