@@ -86,7 +86,7 @@ def test_autocast_and_accumulated_gradients_are_bit_identical(name):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
-@pytest.mark.parametrize("how", ["wrapped", "in place", "a block"])
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a block", "forward", "forward of a block"])
 def test_a_compiled_model_is_bit_identical(how):
     found = []
     for monitored in (False, True):
@@ -97,8 +97,11 @@ def test_a_compiled_model_is_bit_identical(how):
             call = torch.compile(model, backend="aot_eager")
         elif how == "in place":
             model.compile(backend="aot_eager")
-        else:
+        elif how == "a block":
             model.blocks[0].compile(backend="aot_eager")
+        else:
+            part = model if how == "forward" else model.blocks[0]
+            part.forward = torch.compile(part.forward, backend="aot_eager")
         torch.manual_seed(1)
         context = gradlogz.monitor(call, every=2, thresholds=QUIET) if monitored else contextlib.nullcontext()
         with context as m:

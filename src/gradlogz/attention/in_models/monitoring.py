@@ -330,5 +330,8 @@ def _split_by_heads(model: nn.Module, layers: str) -> bool:
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Return whether the model or a part of it is compiled."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    """Return whether the model or a part of it is compiled: as a module, in place, or its method forward alone."""
+    return any(
+        hasattr(m, "_orig_mod") or m._compiled_call_impl is not None or hasattr(m.forward, "_torchdynamo_orig_callable")
+        for m in model.modules()
+    )
