@@ -31,6 +31,7 @@ from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, Transfer, merged, sums_of
+from .hooks import refuse_vmap
 from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
@@ -115,7 +116,10 @@ class Monitor(Receiver):
         has_row = bool(sums) or (self._installed and bool(self._without_softmax))
         if self._installed and self._strict and not has_row and self._row is None and self._unread is None:
             problem = f"model made no attention call that could be intercepted in step {step}"
-            remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
+            remedy = (
+                "Pass the compiled model if it is compiled, or layers= with a pattern of its class names; passes "
+                "without gradients are not recorded."
+            )
             raise InputRuntimeError("monitor", "model", problem, remedy)
         if self.steps % self._every == 0:
             self._install()
@@ -155,10 +159,7 @@ class Monitor(Receiver):
         if not self._recording or again:
             return None
         self._refuse_capture()
-        if _in_vmap():
-            problem = f"model must run outside torch.vmap, but {layer} runs inside it"
-            remedy = "Remove the monitor, or pass the batch to the model directly."
-            raise InputNotImplementedError("monitor", "model", problem, remedy)
+        refuse_vmap("monitor", layer)
         name = numbered(layer, self._called)
         self._called[name] = None
         call, result = intercepted.call, None
@@ -313,12 +314,6 @@ def monitor(
     finally:
         hook.remove()
         m._uninstall()
-
-
-def _in_vmap() -> bool:
-    """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
 
 
 def _split_by_heads(model: nn.Module, layers: str) -> bool:
