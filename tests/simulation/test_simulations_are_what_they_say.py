@@ -357,3 +357,11 @@ def test_the_slope_on_fixed_keys_is_that_of_their_variance(contraction):
 def test_one_fixed_key_has_no_boundary_of_uniqueness():
     phases = sweep({"beta": [0.5, 1.0], "tau": [0.1, 0.2]}, engine="process", tokens=10, steps=1, keys=1, dim=2)
     assert "β diam² = 4" not in [boundary.name for boundary in boundaries(phases)]
+
+
+def test_a_step_that_maps_a_gaussian_to_a_point_has_no_growth_curve():
+    """1 + tau beta = 0: no normalisation restores the cloud, and no mode has a factor."""
+    run = simulate(dim=2, beta=2.0, tau=-0.5, tokens=60, steps=2, seeds=1)
+    assert hermite_growth(3, variance=1.0, beta=2.0, tau=-0.5) == math.inf
+    assert curves.growth(run) is None
+    assert page_of(run).sections

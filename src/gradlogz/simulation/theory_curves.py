@@ -89,6 +89,8 @@ def growth(simulation: Simulation) -> tuple[str, Curve] | None:
         factor = hermite_growth(3, variance=1.0, beta=s.beta, tau=s.tau)
     else:
         return None
+    if not math.isfinite(factor):
+        return None
     first = float(simulation.trajectory.observed[name][0].median())
     most = float(simulation.trajectory.observed[name].nan_to_num(0.0).max())
     power = 1 if name == "harmonic" else 2  # the other two observables are quadratic in the mode
