@@ -291,13 +291,6 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
         remedy = "Pass at least one cloud, of at least one token in at least one dimension."
         raise InputValueError("evolve", "cloud", f"cloud must be [*b, n, d], got shape {shape_of(x)}", remedy)
     d, lead = x.shape[-1], x.shape[:-2]
-    for name, number in (("tau", ascent.tau), ("beta", ascent.beta)):
-        sizes = shape_of(number) if isinstance(number, Tensor) else ()
-        if len(sizes) > len(lead) or any(n not in (1, b) for n, b in zip(sizes[::-1], lead[::-1], strict=False)):
-            problem = (
-                f"{name} must be a number, or a tensor that broadcasts against the batch {tuple(lead)} of the cloud"
-            )
-            raise InputValueError("evolve", name, f"{problem}, got shape {sizes}", "Pass one for each cloud.")
     for name, t in present(**tensors).items():
         square = name != "keys"
         if t.ndim < 2 or t.shape[-1] != d or (square and t.shape[-2] != d):
@@ -310,6 +303,13 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
                 "Project one of them to the dimension of the other.",
             )
     _check_heads(ascent, d)
+    for name, number in (("tau", ascent.tau), ("beta", ascent.beta)):
+        sizes = shape_of(number) if isinstance(number, Tensor) else ()
+        if len(sizes) > len(lead) or any(n not in (1, b) for n, b in zip(sizes[::-1], lead[::-1], strict=False)):
+            problem = (
+                f"{name} must be a number, or a tensor that broadcasts against the batch {tuple(lead)} of the cloud"
+            )
+            raise InputValueError("evolve", name, f"{problem}, got shape {sizes}", "Pass one for each cloud.")
     if isinstance(keys, Measure):
         batch = tuple(keys.batch_shape)
         if keys.dim != d or batch != lead[: len(batch)]:
