@@ -111,6 +111,6 @@ def test_the_layer_learns_its_patterns():
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4), (0, 3, 4)])
 def test_no_states_retrieve_nothing(shape):
-    patterns, state = torch.randn(5, 4, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    patterns, state = drawn(1, 5, 4).expand(*shape[:-2], 5, 4), torch.zeros(shape, dtype=F64)
     assert retrieve(state, patterns).state.shape == shape
     assert hopfield_energy(state, patterns).shape == shape[:-1]
