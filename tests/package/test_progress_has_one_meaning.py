@@ -40,6 +40,19 @@ def test_where_there_is_no_terminal_every_tenth_is_a_line(capsys):
     assert "2,000/2,000 tokens" in shown.err.splitlines()[-1]
 
 
+def test_the_unit_at_work_is_named(capsys, monkeypatch):
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        show = reporter(True, "predictions judged", ["tie", "link"])
+        show(0, 2)
+        show(1, 2)
+        half = capsys.readouterr().err
+        show(2, 2)
+        assert half.rstrip().endswith(": link")
+        assert ("tie" in half) == terminal
+        assert "link" not in capsys.readouterr().err
+
+
 def test_where_neither_the_total_is_known_nor_a_terminal_there_every_doubling_is_a_line(capsys):
     show = reporter(True, "rows")
     for done in range(0, 1001, 10):
