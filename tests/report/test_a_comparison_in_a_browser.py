@@ -26,8 +26,9 @@ def rows_of(one, table):
 def test_checkpoints_are_in_order_and_their_trends_are_drawn(opened, path):
     one = opened(path)
     heads = one.page.locator("#table-claims th").all_inner_texts()
-    assert heads == ["claim", "model <b>0", "model <b>100", "model <b>200"]
-    assert rows_of(one, "claims")[0] == ["Heads choose.", "supported 0.5", "supported 0.6", "supported 0.7"]
+    assert heads == ["claim", "kind", "model <b>0", "model <b>100", "model <b>200"]
+    values = ["supported 0.5", "supported 0.6", "supported 0.7"]
+    assert rows_of(one, "claims")[0] == ["Heads choose.", "prediction", *values]
     entropy = [row for row in rows_of(one, "differences") if row[0] == "entropy"]
     assert [row[1] for row in entropy] == ["model <b>100", "model <b>200"]
     assert [float(row[3]) for row in entropy] == pytest.approx([0.1, 0.2])

@@ -50,6 +50,7 @@ from .findings_wording import (
     claim_of,
     facts_of,
     keys_cited,
+    kind_of,
     quantity_label,
     sentences_of,
     title_of,
@@ -164,10 +165,11 @@ def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[
 
 def page_of_runs(runs: Runs) -> Page:
     """Comparison page of several runs, as data."""
-    different, same, untested = by_agreement(runs.claims)
+    different, same, described, untested = by_agreement(runs.claims)
     groups = (
         Group(Chip(f"{len(different)} different", colour="blue"), _entries(runs, different)),
         Group(Chip(f"{len(same)} the same in all runs", colour="grey"), _entries(runs, same)),
+        Group(Chip(f"{len(described)} descriptions and self-checks", colour="grey"), _entries(runs, described)),
         Group(Chip(f"{len(untested)} not tested in all runs", colour="grey"), _entries(runs, untested)),
     )
     notes = [f"{name}: {note}" for name, each in zip(runs.names, runs.contents, strict=True) for note in each.run.notes]
@@ -185,7 +187,7 @@ def page_of_runs(runs: Runs) -> Page:
         sections=(
             Section("Results by run", (_claims(runs),), name="claims"),
             *_differences(runs),
-            *_trends(runs, [*different, *same, *untested]),
+            *_trends(runs, [*different, *same, *described, *untested]),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
             Section("Runs", (_described(runs),), name="runs"),
         ),
@@ -216,12 +218,12 @@ def page_of_runs(runs: Runs) -> Page:
 def _entries(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], ...]:
     """A link to each claim, with the verdict of each run."""
     return tuple(
-        (Link(title_of(runs.declarations, prediction), prediction), _verdicts(runs, prediction))
+        (Link(title_of(runs.declarations, prediction), prediction), verdicts_of(runs, prediction))
         for prediction in predictions
     )
 
 
-def _verdicts(runs: Runs, prediction: str) -> str:
+def verdicts_of(runs: Runs, prediction: str) -> str:
     """Verdicts in the order of the runs, "refuted (step10), supported (step20 to step40)"; one word if all agree."""
     summaries = [claims.get(prediction) for claims in runs.claims]
     words = ["not tested" if claim is None else claim.verdict or "no verdict" for claim in summaries]
@@ -262,17 +264,18 @@ def _alike(runs: Runs) -> tuple[Choice, ...]:
 
 
 def _claims(runs: Runs) -> Table:
-    columns = (Column("claim"), *(Column(name) for name in runs.names))
+    columns = (Column("claim"), Column("kind"), *(Column(name) for name in runs.names))
     rows = []
     for prediction in runs.predictions:
         summaries = [claims.get(prediction) for claims in runs.claims]
         words = claim_of(runs.declarations, next(claim for claim in summaries if claim is not None))
-        rows.append((Link(words, prediction), *(_cell(claim) for claim in summaries)))
+        kind = kind_of(runs.declarations, prediction)
+        rows.append((Link(words, prediction), kind, *(_cell(claim) for claim in summaries)))
     caption = (
         "Verdict and value of the statistic, for most claims a median over heads or layers. –: not tested. Each claim "
         "links to its section."
     )
-    return Table("claims", "Claims of the theory", columns, tuple(rows), caption, stacked=True)
+    return Table("claims", "Claims by run", columns, tuple(rows), caption, stacked=True)
 
 
 def _differences(runs: Runs) -> tuple[Section, ...]:
