@@ -180,7 +180,7 @@ def page_of_runs(runs: Runs) -> Page:
         title=f"Comparison of {len(runs.contents)} {kind}",
         subtitle=", ".join(runs.names) + ".",
         verdict=VerdictBanner(
-            _sentence(len(same), len(same) + len(different)),
+            f"{_sentence(len(same), len(same) + len(different))}{_changed_values(runs)}",
             notes=tuple(notes),
             groups=tuple(group for group in groups if group.entries),
         ),
@@ -246,6 +246,19 @@ def _sentence(same: int, common: int) -> str:
         return "No claim was tested in every run."
     claims = "1 claim was" if common == 1 else f"{common} claims were"
     return f"{claims} tested in every run; the verdict on {same} of {common} is the same in all runs."
+
+
+def _changed_values(runs: Runs) -> str:
+    """Sentence on the values that differ significantly between the first run and the last."""
+    tested = [d for d in runs.differences.values() if not math.isnan(d.p)]
+    if not tested:
+        return ""
+    pairing = "paired over the same documents" if all(d.paired for d in tested) else "not all paired"
+    count = sum(d.significant for d in tested)
+    return (
+        f" {count} of {len(tested)} values with a confidence interval differ significantly between {runs.names[0]} and "
+        f"{runs.names[-1]} (FDR 5 %, {pairing})."
+    )
 
 
 def _order(runs: Runs) -> str:

@@ -11,7 +11,6 @@ Read next: comparison_page.py (the page), ../probing/runs/differences.py, findin
 """
 
 import math
-import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -65,8 +64,8 @@ def comparison_lines(
 
 def _short_names(names: Sequence[str], width: int) -> Sequence[str]:
     """Names of runs without parts that all begin with, as few as make them fit: step10, step20 of net@step10, ..."""
-    common = os.path.commonprefix([*names])
-    for end in [0, *(i + 1 for i, letter in enumerate(common) if letter in "@/-_. ")]:
+    common = next((i for i, letters in enumerate(zip(*names, strict=False)) if len({*letters}) > 1), 0)
+    for end in [0, *(i + 1 for i, letter in enumerate(names[0][:common]) if letter in "@/-_. ")]:
         short = [name[end:] for name in names]
         if all(short) and max(map(len, short)) <= width:
             return names if end == 0 else short

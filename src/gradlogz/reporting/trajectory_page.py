@@ -83,7 +83,8 @@ def page_of_trajectory(runs: Runs) -> Page:
         title=f"Trajectory of {len(runs.names)} checkpoints",
         subtitle=f"{runs.names[0]} to {runs.names[-1]}.",
         verdict=VerdictBanner(
-            f"The verdict on {len(different)} of {len(different) + len(same)} tested claims changes over the checkpoints.",
+            f"The verdict on {len(different)} of {len(different) + len(same)} tested claims changes over the "
+            "checkpoints.",
             notes=(*duplicate_sentences(runs), *notes),
             groups=tuple(group for group in groups if group.entries),
         ),
