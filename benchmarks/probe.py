@@ -26,6 +26,9 @@ from gradlogz.probing.statistics import GROUPS, merge
 from timing import compare
 
 
+MODELS = (("minilm", 16, 256, 20_000), ("smollm2", 1, 512, 1_000))  # name, batch, tokens of a run
+
+
 def random_batches(vocabulary: int, rows: int, length: int, count: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     batches = []
@@ -47,7 +50,7 @@ def rows() -> list[dict[str, object]]:
 
     torch.set_num_threads(1)
     table: list[dict[str, object]] = []
-    for name, batch, length, tokens_of_a_run in (("minilm", 16, 256, 20_000), ("smollm2", 2, 512, 2_000)):
+    for name, batch, length, tokens_of_a_run in MODELS:
         loaded = load(name, device="cpu")
         model = loaded.model
         (tokens,) = random_batches(20000, batch, length, 1)
