@@ -25,7 +25,6 @@ from gradlogz.probing.run_probe import evaluate, measure
 from gradlogz.probing.statistics import GROUPS, merge
 from timing import compare
 
-
 MODELS = (("minilm", 16, 256, 20_000), ("smollm2", 1, 512, 1_000))  # name, batch, tokens of a run
 
 
