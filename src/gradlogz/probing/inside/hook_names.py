@@ -35,7 +35,7 @@ from .reprojection import at_tokens, call_on
 class TensorName(NamedTuple):
     """Name of a captured tensor: its dictionary in `Captured`, its key there, and a field of the record.
 
-    The fields unrotated_query and unrotated_key are computed from the record, as are pattern and output, and hidden_pre,
+    The fields unrotated_query, unrotated_key, pattern and output are computed from the record, as are hidden_pre,
     hidden_linear and hidden_post of feed-forward maps.
     """
 
@@ -47,8 +47,8 @@ class TensorName(NamedTuple):
 class HookedTensors(Mapping[str, Tensor]):
     """Captured tensors by their names in TransformerLens; `names` maps each to the name of the record and field.
 
-    Tensors are views of the records. Unrotated queries and keys, attention weights and hidden units are computed at each
-    access.
+    Tensors are views of the records. Unrotated queries and keys, attention weights and hidden units are computed at
+    each access.
     """
 
     def __init__(self, attention: Mapping[str, Attended], sublayers: Mapping[str, Passed], *, pattern: bool) -> None:
