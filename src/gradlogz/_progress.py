@@ -7,11 +7,12 @@
 Law: tests/package/test_progress_has_one_meaning.py.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-WIDTH = 40  # width of the bar in characters
+WIDTH = 40  # width of the bar in characters, where the terminal has room for it
 
 Progress = bool | Callable[[int, int], None]
 
@@ -39,14 +40,15 @@ def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], N
             return
         rate = done / max(time.perf_counter() - begun, 1e-9)
         text = f"{done:,} {unit}, {rate:,.0f} per second"
+        columns = shutil.get_terminal_size().columns - 1  # a full line would wrap
         if total > 0:
-            filled = min(WIDTH * done // total, WIDTH)
-            text = f"{'█' * filled}{'·' * (WIDTH - filled)} {done:,}/{total:,} {unit}"
-            if done > 0:
-                text += f", {max(total - done, 0) / rate:,.0f} s left"
+            left = f", {max(total - done, 0) / rate:,.0f} s left" if done > 0 else ""
+            text = f" {done:,}/{total:,} {unit}{left}{_at_work(done, names)}"
+            width = max(min(WIDTH, columns - len(text)), 0)
+            filled = min(width * done // total, width)
+            text = f"{'█' * filled}{'·' * (width - filled)}{text}"
             ended = done >= total
-        text += _at_work(done, names)
-        sys.stderr.write(f"\r{text:<100}" + ("\n" if ended else ""))
+        sys.stderr.write(f"\r{text[:columns]:<{columns}}" + ("\n" if ended else ""))
         sys.stderr.flush()
 
     return show

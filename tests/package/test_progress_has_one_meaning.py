@@ -5,6 +5,8 @@ The text is a bar on a terminal, and a line for every tenth of the work elsewher
 
 import sys
 
+import pytest
+
 from gradlogz._progress import reporter
 
 
@@ -51,6 +53,18 @@ def test_the_unit_at_work_is_named(capsys, monkeypatch):
         assert half.rstrip().endswith(": link")
         assert ("tie" in half) == terminal
         assert "link" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 120])
+def test_a_bar_fits_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show = reporter(True, "predictions judged", ["feed_forward_hopfield"] * 19)
+    for done in range(20):
+        show(done, 19)
+    _, *bars = capsys.readouterr().err.rstrip("\n").split("\r")
+    assert {len(bar) for bar in bars} == {columns - 1}
+    assert all("judged" in bar for bar in bars) == (columns > 20)
 
 
 def test_where_neither_the_total_is_known_nor_a_terminal_there_every_doubling_is_a_line(capsys):

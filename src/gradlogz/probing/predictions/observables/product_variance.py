@@ -8,7 +8,8 @@ With n₀ keys before the block, of mean m₀ and scatter S₀ (sum of products 
 
     (n₀ + n₁) Var_m = qᵀ S₀ q + sum_in (s - s̄)² + n₀ n₁ / (n₀ + n₁) (<q, m₀> - s̄)²
 
-No term is negative, so that no digits are lost. Other masks, and biases, need all products.
+No term is negative, so that no digits are lost. Other masks, and biases, need all products; so does a GPU, which would
+have to wait for the test of the mask.
 
 Read next: attention_rows.py (masks), ../../passes/rotated_heads.py, which uses it.
 """
@@ -37,7 +38,7 @@ def product_variance(call: AttentionArguments) -> Float[Tensor, "b h m"]:
     key = key - key.mean(-2, keepdim=True)  # an offset would lose digits
     shown = log_weights > -torch.inf
     m, n = shown.shape[-2:]
-    if not biased and shown.shape[1] == 1:
+    if not biased and shown.shape[1] == 1 and shown.device.type == "cpu":  # reading the mask would wait for a GPU
         last = shown[:, :, -1:]
         if bool((shown == last).all()):
             return _of_the_same_keys(query, key, last.to(dtype))
