@@ -117,7 +117,7 @@ def test_a_prediction_that_one_run_lacks_is_a_gap():
     runs = read_all([whole.select("entropy"), findings("other", shift=0.1)])
     page = page_of_runs(runs)
     (claims,) = page.sections[0].parts
-    gaps = {row[0].to: row[1] for row in claims.rows}
+    gaps = {row[0].to: row[2] for row in claims.rows}
     assert gaps["ascent"] is None
     assert gaps["entropy"].label == "supported 0.5"
     assert "1 of 1" in page.verdict.sentence
@@ -148,7 +148,7 @@ def test_the_course_of_a_verdict_is_told():
     runs[0] = type(runs[0])(runs[0].facts, runs[0].rows, [f._replace(model="step10") for f in turned])
     (differ, *_) = page_of_runs(read_all(runs)).verdict.groups
     assert differ.chip.label.startswith("2 "), "entropy and novel; linearity is not applicable to two runs"
-    assert dict(_said(differ))["entropy"] == "refuted (step10), supported (step20 to step30)"
+    assert dict(_said(differ))["entropy"] == "refuted (step 10), supported (steps 20 to 30)"
     models = [
         findings("b"),
         type(runs[0])({"a": {}}, [r._replace(model="a") for r in runs[1].rows], turned),

@@ -224,7 +224,7 @@ def _entries(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], 
 
 
 def verdicts_of(runs: Runs, prediction: str) -> str:
-    """Verdicts in the order of the runs, "refuted (step10), supported (step20 to step40)"; one word if all agree."""
+    """Verdicts in the order of the runs, "refuted (step 10), supported (steps 20 to 40)"; one word if all agree."""
     summaries = [claims.get(prediction) for claims in runs.claims]
     words = ["not tested" if claim is None else claim.verdict or "no verdict" for claim in summaries]
     if len(set(words)) == 1:
@@ -233,11 +233,12 @@ def verdicts_of(runs: Runs, prediction: str) -> str:
         named = {word: [n for n, w in zip(runs.names, words, strict=True) if w == word] for word in words}
         return ", ".join(f"{word} ({', '.join(names)})" for word, names in named.items())
     parts = [
-        (word, [name for _, name in pairs])
-        for word, pairs in groupby(zip(words, runs.names, strict=True), itemgetter(0))
+        (word, [f"{step:g}" for _, step in pairs])
+        for word, pairs in groupby(zip(words, runs.steps, strict=True), itemgetter(0))
     ]
     return ", ".join(
-        f"{word} ({names[0] if len(names) == 1 else f'{names[0]} to {names[-1]}'})" for word, names in parts
+        f"{word} ({f'step {steps[0]}' if len(steps) == 1 else f'steps {steps[0]} to {steps[-1]}'})"
+        for word, steps in parts
     )
 
 
