@@ -10,5 +10,5 @@ run_folders     the files of a run
 exporting       checkpoints in the format of transformers, which `gradlogz probe` and `gradlogz compare` read
 metric, specific_heat, ascent     the experiments, each with a plan.md that was written before its results
 
-`python -m experiments NAME [--full]`, or `make experiment NAME=... [FULL=1]`. The package does not import this folder.
+`python -m experiments NAME [--form FORM]`, or `make experiment NAME=... [FORM=...]`. The package does not import this folder.
 """
