@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gradlogz._errors import InputValueError
 
 from .run_folders import RunFolder
-from .tasks import Batch, Task, loss_of
+from .tasks import Batch, Task
 from .transformer import Transformer
 
 Observe = Callable[[Transformer], dict[str, float]]
@@ -113,7 +113,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(step)
         with torch.autocast(place.type, torch.bfloat16) if settings.bfloat16 else nullcontext():
-            loss = loss_of(forward, batch)
+            loss = task.loss(forward, batch)
         if step % settings.record_every == 0 or step == settings.steps:
             row = {"step": step, "loss": loss.item(), "rate": settings.rate(step), **_evaluation(model, task, observe)}
             run.record(row)
