@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-NAMES = ("metric", "specific_heat", "ascent", "filtering")
+NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest")
 
 
 def rounded(value: Any) -> Any:

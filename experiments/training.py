@@ -24,9 +24,9 @@ from gradlogz._errors import InputValueError
 
 from .run_folders import RunFolder
 from .tasks import Batch, Task
-from .transformer import Transformer
+from .transformer import Model
 
-Observe = Callable[[Transformer], dict[str, float]]
+Observe = Callable[[Any], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def logarithmic_steps(last: int) -> set[int]:
 
 
 def train(
-    model: Transformer,
+    model: Model,
     task: Task,
     settings: TrainSettings,
     *,
@@ -159,7 +159,7 @@ def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
 
 
 @torch.no_grad()
-def _evaluation(model: Transformer, task: Task, observe: Observe | None) -> dict[str, float]:
+def _evaluation(model: Model, task: Task, observe: Observe | None) -> dict[str, float]:
     model.eval()
     row = task.evaluate(model) | ({} if observe is None else observe(model))
     model.train()

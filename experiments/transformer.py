@@ -95,6 +95,12 @@ class Block(nn.Module):
         return x + self.after[sublayer](update)
 
 
+class Model(nn.Module):
+    """A module with settings, which the training loop writes into the run folder by `settings.as_dict()`."""
+
+    settings: Any
+
+
 class State(NamedTuple):
     """Tokens [b, n, d] between two blocks, and their variance (moment attention only)."""
 
@@ -102,7 +108,7 @@ class State(NamedTuple):
     variance: Tensor | None
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """Logits [b, n, vocabulary] of tokens [b, n]; with numbers, predictions of tokens [b, n, vocabulary].
 
     >>> import torch

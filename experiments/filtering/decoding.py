@@ -8,7 +8,7 @@
 Read next: experiment.py.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ def attention_features(model: Transformer, tokens: Tensor) -> tuple[Tensor, Tens
     The variance is the trace of the covariance that attention drops, in the coordinates of each head.
     """
     lags, variances = [], []
-    for block, state in zip(model.blocks, model.states(tokens), strict=False):
+    block: Any
+    for block, state in zip(model.blocks, model.states(tokens)[:-1], strict=True):
         x = block.before[0](state.mean)
         maps = projections(block.attention.layer)
         q, k, v = (
