@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest")
+NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest", "needed")
 
 
 def rounded(value: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradlogz._errors import InputValueError
 
-from .parts import AttentionKind, AttentionPart, ContractionKind, FeedForwardKind, contraction, feed_forward
+from .parts import AttentionKind, AttentionPart, ContractionKind, FeedForwardKind, contraction, feed_forward, fix_maps
 
 Placement = Literal["pre", "post", "peri"]
 Objective = Literal["causal", "masked"]
@@ -34,6 +34,8 @@ class ModelSettings:
         hidden: units of a feed-forward layer.
         shared: one block, applied `layers` times.
         separate: an unembedding of its own, instead of the transposed embedding.
+        identity, frozen: letters of "qkvo": maps of softmax attention that are the identity, or stay as they were
+            drawn; both need a training without weight decay.
         numbers: tokens are vectors of `vocabulary` numbers; embedding and unembedding are linear maps of their own.
     """
 
@@ -51,6 +53,8 @@ class ModelSettings:
     shared: bool = False
     separate: bool = False
     numbers: bool = False
+    identity: str = ""
+    frozen: str = ""
 
     def __post_init__(self) -> None:
         for name, kinds in (("placement", Placement), ("objective", Objective)):
@@ -131,6 +135,9 @@ class Transformer(Model):
                 nn.init.normal_(self.embedding.weight, std=0.02)
             own = s.separate or s.numbers
             self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if own else None
+        if s.identity or s.frozen:
+            for block in self.blocks:
+                fix_maps(block.attention.layer, s.identity, s.frozen)  # type: ignore[union-attr, arg-type]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every position."""
