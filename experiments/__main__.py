@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest", "needed")
+NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest", "needed", "linearity", "contraction")
 
 
 def rounded(value: Any) -> Any:
