@@ -96,6 +96,8 @@ def at_rest(model: RestingModel, number: int) -> dict[str, float | None]:
         "spectral radius": float(radius.median()),
         "one attractor": float(agree.double().mean()),
         "clusters": float(_clusters(end.state).double().mean()),
+        "within centres": within_centres(end.state, sets.labels),
+        "within centres, injection": within_centres(start, sets.labels),
         "collapsed without injection": collapsed,
         "certified": certified,
         "cosine": cosine,
@@ -122,6 +124,14 @@ def _clusters(x: Tensor) -> Tensor:
     """Number of connected components of each set."""
     labels, tokens = components(x)
     return (labels == torch.arange(tokens.shape[1])).sum(-1)
+
+
+def within_centres(x: Tensor, labels: Tensor) -> float:
+    """Share of the variance of tokens [b, n, d] that lies within the groups of their labels, mean over sets."""
+    members = torch.nn.functional.one_hot(labels, CENTRES).to(x)
+    means = (members.mT @ x) / members.sum(1).clamp(min=1).unsqueeze(-1)
+    inside = (x - members @ means).square().sum((1, 2))
+    return float((inside / (x - x.mean(1, keepdim=True)).square().sum((1, 2))).mean())
 
 
 def ascent(model: RestingModel, s: Tensor, x: Tensor) -> tuple[float, float]:

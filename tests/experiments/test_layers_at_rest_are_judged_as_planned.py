@@ -84,3 +84,10 @@ def test_a_small_form_runs(tmp_path, monkeypatch):
     results = experiment.run(experiment.Settings(seeds=2, steps=3, sets=2), tmp_path)
     assert len(results["layers"]) == 6
     assert results["answer"]["status"].startswith("preliminary")
+
+
+def test_variance_within_centres_is_that_of_the_groups():
+    x = torch.tensor([[[0.0], [2.0], [10.0], [12.0]]])
+    labels = torch.tensor([[0, 0, 1, 1]])
+    assert experiment.within_centres(x, labels) == pytest.approx(4 / 104)
+    assert experiment.within_centres(x, torch.arange(4).unsqueeze(0) % 2) == pytest.approx(100 / 104)
