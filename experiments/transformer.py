@@ -133,8 +133,8 @@ class Transformer(Model):
             self.last = nn.Identity() if s.placement == "post" else contraction(s.contraction, s.width)
             if not s.numbers:
                 nn.init.normal_(self.embedding.weight, std=0.02)
-            own = s.separate or s.numbers
-            self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if own else None
+            separate = s.separate or s.numbers
+            self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if separate else None
         if s.identity or s.frozen:
             for block in self.blocks:
                 fix_maps(block.attention.layer, s.identity, s.frozen)  # type: ignore[union-attr, arg-type]

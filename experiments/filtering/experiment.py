@@ -153,7 +153,7 @@ def read_outs(model: Transformer, known: Reference, fitted: int) -> dict[str, An
 
 
 def _targets(known: Reference) -> tuple[Tensor, Tensor]:
-    """What a token can know: the mode at its time, and the log variance of the next observation, [n, t - 1]."""
+    """Quantities that a token can know: the mode at its time, and the log variance of the next observation."""
     return known.probability[:, :-1], known.variance[:, 1:].log()
 
 
