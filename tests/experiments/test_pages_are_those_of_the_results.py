@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.filtering import page as filtering
 from experiments.linearity import page as linearity
 from experiments.metric import page as metric
+from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
 from experiments.rest import page as rest
 from experiments.specific_heat import page as specific_heat
@@ -100,6 +102,10 @@ def results_of(name):
         ("rest", "measured", rest.measured),
         ("rest", "decided", rest.decided),
         ("linearity", "linearity", linearity.table),
+        ("needed", "needed", needed.table),
+        ("filtering", "errors", filtering.errors),
+        ("filtering", "decided", filtering.decided),
+        ("filtering", "read-outs", filtering.read_outs),
     ],
 )
 def test_tables_are_those_of_the_results(name, table, make):
