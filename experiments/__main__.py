@@ -29,7 +29,7 @@ def main() -> None:
     """Run the experiment and print its answer; the results are in FOLDER/results.json."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Train the models of an experiment.")
     parser.add_argument("name", choices=NAMES)
-    forms = "reduced: two cores, under ten minutes; extended: an hour; full: a GPU; default: reduced"
+    forms = "reduced: two cores, under ten minutes; extended: an hour; full: mostly a GPU"
     parser.add_argument("--form", choices=("reduced", "extended", "full"), default="reduced", help=forms)
     parser.add_argument("--folder", type=Path, help="run folder; default: runs/experiments/NAME")
     arguments = parser.parse_args()

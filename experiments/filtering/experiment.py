@@ -198,7 +198,7 @@ def _name(arm: Arm) -> str:
 
 def _of_arm(arm: Arm, runs: list[dict[str, Any]], filters: dict[str, Any]) -> dict[str, Any]:
     error = student([row["relative error"] for row in runs])
-    answer: dict[str, Any] = {"relative error": error._asdict()}
+    answer: dict[str, Any] = {"seeds": len(runs), "relative error": error._asdict()}
     for name in FILTERS:
         difference = student([row["relative error"] - filters[name]["relative error"] for row in runs])
         answer[f"H1 against {name}"] = {"verdict": _compared(difference), "difference": difference._asdict()}
