@@ -6,7 +6,7 @@
 #   make test-long   the suite with 500 examples for each property (an hour and more)
 #   make bench       benchmarks, JSON rows in benchmarks/results
 #   make probe-calibration    error rates and power of the probe, on 1,140 small models (a quarter of an hour)
-#   make experiment NAME=metric [FULL=1]    train the models of an experiment (experiments/NAME/plan.md)
+#   make experiment NAME=metric [FORM=full]    train the models of an experiment (experiments/NAME/plan.md)
 #   make lint        format, lint, types, import contracts, import graph, plain words
 #   make docs        the documentation, in site/
 #
@@ -48,9 +48,9 @@ probe-calibration: .venv/.test
 	$(BIN)/python benchmarks/probe_calibration.py --jobs $(JOBS)
 	$(BIN)/python benchmarks/tables.py
 
-# Reduced forms take under ten minutes on two cores; FULL=1 is for a GPU.
+# Reduced forms take under ten minutes on two cores; FORM=extended an hour; FULL=1 is for a GPU.
 experiment: .venv/.test
-	$(BIN)/python -m experiments $(NAME) $(if $(FULL),--full)
+	$(BIN)/python -m experiments $(NAME) $(if $(FULL),--form full) $(if $(FORM),--form $(FORM))
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

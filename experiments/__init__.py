@@ -8,7 +8,9 @@ text            text that is on this machine, and a BPE tokenizer trained on it
 training        AdamW, deterministic by seed; a killed run resumes
 run_folders     the files of a run
 exporting       checkpoints in the format of transformers, which `gradlogz probe` and `gradlogz compare` read
-metric, specific_heat, ascent     the experiments, each with a plan.md that was written before its results
+metric, specific_heat, ascent, filtering, rest, needed, linearity, contraction
+                the experiments, each with a plan.md that was written before its results
 
-`python -m experiments NAME [--full]`, or `make experiment NAME=... [FULL=1]`. The package does not import this folder.
+`python -m experiments NAME [--form FORM]`, or `make experiment NAME=... [FORM=...]`. The package does not import this
+folder.
 """

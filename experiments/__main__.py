@@ -1,4 +1,4 @@
-"""`python -m experiments NAME [--full] [--folder FOLDER]`: run an experiment, reduced by default."""
+"""`python -m experiments NAME [--form FORM] [--folder FOLDER]`: run an experiment, reduced by default."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-NAMES = ("metric", "specific_heat", "ascent")
+NAMES = ("metric", "specific_heat", "ascent", "filtering", "rest", "needed", "linearity", "contraction")
 
 
 def rounded(value: Any) -> Any:
@@ -29,13 +29,18 @@ def main() -> None:
     """Run the experiment and print its answer; the results are in FOLDER/results.json."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Train the models of an experiment.")
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--full", action="store_true", help="the form for a GPU; default: two cores, under ten minutes")
+    forms = "reduced: two cores, under ten minutes; extended: an hour; full: mostly a GPU"
+    parser.add_argument("--form", choices=("reduced", "extended", "full"), default="reduced", help=forms)
     parser.add_argument("--folder", type=Path, help="run folder; default: runs/experiments/NAME")
     arguments = parser.parse_args()
     experiment = importlib.import_module(f"experiments.{arguments.name}.experiment")
-    folder = arguments.folder or Path("runs/experiments") / f"{arguments.name}{'_full' if arguments.full else ''}"
+    settings = getattr(experiment, arguments.form.upper(), None)
+    if settings is None:
+        parser.error(f"{arguments.name} has no {arguments.form} form")
+    suffix = "" if arguments.form == "reduced" else f"_{arguments.form}"
+    folder = arguments.folder or Path("runs/experiments") / f"{arguments.name}{suffix}"
     folder.mkdir(parents=True, exist_ok=True)
-    results = experiment.run(experiment.FULL if arguments.full else experiment.REDUCED, folder)
+    results = experiment.run(settings, folder)
     results = rounded(results)
     (folder / "results.json").write_text(json.dumps(results) + "\n")
     print(json.dumps(results["answer"], indent=1))

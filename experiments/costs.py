@@ -40,6 +40,7 @@ ATTENTION_COSTS = {
     "linear": AttentionCost(4, 0),  # the state of a head: linear_attention below
     "sigmoid": AttentionCost(4, 2),
     "cosine": AttentionCost(4, 2),
+    "none": AttentionCost(0, 0),
 }
 FEED_FORWARD_MATRICES = {"free": 2, "tied": 2, "none": 0}
 

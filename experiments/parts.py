@@ -7,6 +7,7 @@
                    mixture    keys with learned variances                                         MixtureAttention
                    moment     means and variances of tokens                                       MomentAttention
                    linear, sigmoid, cosine    layers of the same names
+                   none       0
     contraction    layer_norm, rms_norm     each token separately, with a gain
                    sphere                   x sqrt(d) / |x|, without a gain
                    dyt, derf, hard_clip     g f(a x) + b coordinate by coordinate: f = tanh, erf, clamp to [-1, 1]
@@ -40,7 +41,7 @@ from gradlogz.attention.layers.sigmoid import SigmoidAttention
 from gradlogz.attention.result import Attention
 from gradlogz.dynamics import HopfieldFeedForward
 
-AttentionKind = Literal["softmax", "tied", "link", "gated", "mixture", "moment", "linear", "sigmoid", "cosine"]
+AttentionKind = Literal["softmax", "tied", "link", "gated", "mixture", "moment", "linear", "sigmoid", "cosine", "none"]
 ContractionKind = Literal["layer_norm", "rms_norm", "dyt", "derf", "sphere", "hard_clip", "whitening", "none"]
 FeedForwardKind = Literal["free", "tied", "none"]
 
@@ -102,7 +103,31 @@ class AttentionPart(nn.Module):
             before = torch.zeros_like(tokens) if variance is None else variance
             moments = self.layer(tokens, before, is_causal=is_causal)
             return moments.mean, before + moments.covariance
+        if self.kind == "none":
+            return torch.zeros_like(tokens), None
         return self.layer(tokens, is_causal=is_causal), None
+
+
+def fix_maps(layer: MultiheadAttention, identity: str, frozen: str) -> None:
+    """Set the maps named by letters of "qkvo" to the identity, and hold them and those named in `frozen`.
+
+    Their gradients become 0, so that an optimizer without weight decay does not change them.
+    """
+    width = layer.embed_dim
+    one, zero = torch.eye(width), torch.zeros(width)
+    with torch.no_grad():
+        for i, name in enumerate("qkv"):
+            if name in identity:
+                layer.in_proj_weight[i * width : (i + 1) * width] = one
+                layer.in_proj_bias[i * width : (i + 1) * width] = zero
+        if "o" in identity:
+            layer.out_proj.weight.copy_(one)
+            layer.out_proj.bias.copy_(zero)
+    held = identity + frozen
+    learned = torch.tensor([float(name not in held) for name in "qkv"]).repeat_interleave(width)
+    layer.in_proj_weight.register_hook(lambda gradient: gradient * learned.to(gradient).unsqueeze(-1))
+    layer.in_proj_bias.register_hook(lambda gradient: gradient * learned.to(gradient))
+    layer.out_proj.requires_grad_("o" not in held)
 
 
 BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -115,6 +140,7 @@ BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": LinearAttention,
     "sigmoid": SigmoidAttention,
     "cosine": CosineAttention,
+    "none": lambda width, heads: nn.Identity(),
 }
 
 

@@ -20,7 +20,7 @@ HIDDEN_SHARE = 0.15  # of the tokens, with the masked objective
 
 
 class Batch(NamedTuple):
-    """Tokens [b, n], and targets [b, n] with -100 where nothing is predicted."""
+    """Tokens [b, n], and targets [b, n] with -100 where nothing is predicted; for series both are numbers [b, n, o]."""
 
     tokens: Tensor
     targets: Tensor
@@ -31,6 +31,9 @@ class Task(Protocol):
 
     def batch(self, seed: int, step: int) -> Batch:
         """Batch of one step of a run."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Quantity that training decreases."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Quantities on data that are not trained on, and any statistics of the model."""
@@ -76,6 +79,10 @@ class ModularAddition:
         """All pairs that are trained on."""
         return self.train
 
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy of the sums."""
+        return loss_of(model, batch)
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy on both parts, and the loss on the pairs that are not trained on."""
         device = next(model.parameters()).device
@@ -113,6 +120,10 @@ class TextTask:
     def batch(self, seed: int, step: int) -> Batch:
         """Random windows of the training text."""
         return self._windows(self.train, generator_of(seed, step))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy of the predicted tokens."""
+        return loss_of(model, batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Held-out loss in nats per predicted token, on the same windows every time."""

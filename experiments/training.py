@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from gradlogz._errors import InputValueError
 
 from .run_folders import RunFolder
-from .tasks import Batch, Task, loss_of
-from .transformer import Transformer
+from .tasks import Batch, Task
+from .transformer import Model
 
-Observe = Callable[[Transformer], dict[str, float]]
+Observe = Callable[[Any], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def logarithmic_steps(last: int) -> set[int]:
 
 
 def train(
-    model: Transformer,
+    model: Model,
     task: Task,
     settings: TrainSettings,
     *,
@@ -113,7 +113,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(step)
         with torch.autocast(place.type, torch.bfloat16) if settings.bfloat16 else nullcontext():
-            loss = loss_of(forward, batch)
+            loss = task.loss(forward, batch)
         if step % settings.record_every == 0 or step == settings.steps:
             row = {"step": step, "loss": loss.item(), "rate": settings.rate(step), **_evaluation(model, task, observe)}
             run.record(row)
@@ -159,7 +159,7 @@ def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
 
 
 @torch.no_grad()
-def _evaluation(model: Transformer, task: Task, observe: Observe | None) -> dict[str, float]:
+def _evaluation(model: Model, task: Task, observe: Observe | None) -> dict[str, float]:
     model.eval()
     row = task.evaluate(model) | ({} if observe is None else observe(model))
     model.train()

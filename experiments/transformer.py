@@ -11,14 +11,14 @@ Read next: parts.py (the layers), costs.py (equal parameters and equal compute),
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gradlogz._errors import InputValueError
 
-from .parts import AttentionKind, AttentionPart, ContractionKind, FeedForwardKind, contraction, feed_forward
+from .parts import AttentionKind, AttentionPart, ContractionKind, FeedForwardKind, contraction, feed_forward, fix_maps
 
 Placement = Literal["pre", "post", "peri"]
 Objective = Literal["causal", "masked"]
@@ -34,6 +34,9 @@ class ModelSettings:
         hidden: units of a feed-forward layer.
         shared: one block, applied `layers` times.
         separate: an unembedding of its own, instead of the transposed embedding.
+        identity, frozen: letters of "qkvo": maps of softmax attention that are the identity, or stay as they were
+            drawn; both need a training without weight decay.
+        numbers: tokens are vectors of `vocabulary` numbers; embedding and unembedding are linear maps of their own.
     """
 
     vocabulary: int
@@ -49,6 +52,9 @@ class ModelSettings:
     objective: Objective = "causal"
     shared: bool = False
     separate: bool = False
+    numbers: bool = False
+    identity: str = ""
+    frozen: str = ""
 
     def __post_init__(self) -> None:
         for name, kinds in (("placement", Placement), ("objective", Objective)):
@@ -93,8 +99,21 @@ class Block(nn.Module):
         return x + self.after[sublayer](update)
 
 
-class Transformer(nn.Module):
-    """Logits [b, n, vocabulary] of tokens [b, n].
+class Model(nn.Module):
+    """A module with settings, which the training loop writes into the run folder by `settings.as_dict()`."""
+
+    settings: Any
+
+
+class State(NamedTuple):
+    """Tokens [b, n, d] between two blocks, and their variance (moment attention only)."""
+
+    mean: Tensor
+    variance: Tensor | None
+
+
+class Transformer(Model):
+    """Logits [b, n, vocabulary] of tokens [b, n]; with numbers, predictions of tokens [b, n, vocabulary].
 
     >>> import torch
     >>> model = Transformer(ModelSettings(vocabulary=11, context=8, attention="tied", placement="peri"), seed=0)
@@ -107,13 +126,18 @@ class Transformer(nn.Module):
         s = self.settings = settings
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.embedding = nn.Embedding(s.vocabulary, s.width)
+            self.embedding = nn.Linear(s.vocabulary, s.width) if s.numbers else nn.Embedding(s.vocabulary, s.width)
             self.positions = nn.Parameter(0.02 * torch.randn(s.context, s.width))
             self.blocks = nn.ModuleList(Block(s) for _ in range(1 if s.shared else s.layers))
             self.first = contraction(s.contraction, s.width) if s.placement == "post" else nn.Identity()
             self.last = nn.Identity() if s.placement == "post" else contraction(s.contraction, s.width)
-            nn.init.normal_(self.embedding.weight, std=0.02)
-            self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if s.separate else None
+            if not s.numbers:
+                nn.init.normal_(self.embedding.weight, std=0.02)
+            separate = s.separate or s.numbers
+            self.unembedding = nn.Linear(s.width, s.vocabulary, bias=False) if separate else None
+        if s.identity or s.frozen:
+            for block in self.blocks:
+                fix_maps(block.attention.layer, s.identity, s.frozen)  # type: ignore[union-attr, arg-type]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every position."""
@@ -121,15 +145,20 @@ class Transformer(nn.Module):
 
     def stream(self, tokens: Tensor) -> Tensor:
         """Tokens [b, n, d] after the last block and its contraction."""
-        x, variance = self.embed(tokens), None
+        return self.last(self.states(tokens)[-1].mean)
+
+    def states(self, tokens: Tensor) -> list["State"]:
+        """Tokens [b, n, d] and their variance before the first block and after each."""
+        states = [State(self.embed(tokens), None)]
         for layer in range(self.settings.layers):
             block = self.blocks[0 if self.settings.shared else layer]
-            x, variance = block(x, variance, self.settings.objective == "causal")
-        return self.last(x)
+            states.append(State(*block(*states[-1], self.settings.objective == "causal")))
+        return states
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [b, n, d] before the first block: embedding and positions."""
-        return self.first(self.embedding(tokens) + self.positions[: tokens.shape[-1]])
+        x = self.embedding(tokens)
+        return self.first(x + self.positions[: x.shape[-2]])
 
     def unembed(self, x: Tensor) -> Tensor:
         """Logits by the transposed embedding, or by the unembedding."""

@@ -13,13 +13,12 @@ import torch
 
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
-from ..intervals import Interval, student
+from ..intervals import Interval, mean_of, student
 from ..run_folders import environment
 from ..tasks import ModularAddition
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Transformer
 
-FIRST_SEED = 200
 ONSET, MEMORISED = 0.9, 0.99
 TIME, PROMINENCE = 1.0, 0.25  # smallest effects of interest, log2
 DRAWS = 10_000  # of the permutation test
@@ -47,11 +46,13 @@ class Settings:
     primes: tuple[int, ...]
     seeds: int
     steps: int
+    first_seed: int = 200
     record_every: int = 20
     width: int = 32
 
 
 FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000)
+EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300)
 REDUCED = Settings(primes=(59,), seeds=5, steps=800)
 
 
@@ -75,7 +76,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     rows = []
     for p in settings.primes:
         for kind in KINDS:
-            for seed in range(FIRST_SEED, FIRST_SEED + settings.seeds):
+            for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
                 curves = trained(p, kind, seed, settings, folder / f"{kind.replace(' ', '_')}-{p}-{seed}")
                 rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(curves)._asdict()})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -146,12 +147,12 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     counts = {kind: f"{len(by_kind[kind])} of {sum(row['kind'] == kind for row in rows)}" for kind in KINDS}
     answer: dict[str, Any] = {"runs that are as their kind expects": counts}
     runs = by_kind["generalising"]
-    if len(runs) < 2:
+    if not _enough(runs):
         return answer | {"verdict": "not judged"}
-    lag = student([math.log2(max(row["onset"], 1) / max(row["peak"], 1)) for row in runs])
+    lag = over_primes(runs, lambda row: math.log2(max(row["onset"], 1) / max(row["peak"], 1)))
     answer["H1 peak before onset"] = {"verdict": _sign(lag), "lag (log2)": lag._asdict()}
     for kind in ("no decay", "few pairs"):
-        if len(by_kind[kind]) >= 2:
+        if _enough(by_kind[kind]):
             answer[f"H2 specific, against {kind}"] = specificity(runs, by_kind[kind])
     if len(runs) >= 10:
         peaks, onsets = ([float(row[name]) for row in runs] for name in ("peak", "onset"))
@@ -161,10 +162,16 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return answer | {"verdict": _verdict(answer)}
 
 
+def over_primes(rows: list[dict[str, Any]], measure: Callable[[dict[str, Any]], float]) -> Interval:
+    """Mean over primes of the means over seeds, with its CI; a prime with one run is left out."""
+    groups = [[measure(row) for row in rows if row["p"] == p] for p in sorted({row["p"] for row in rows})]
+    return mean_of([student(values) for values in groups if len(values) >= 2])
+
+
 def specificity(runs: list[dict[str, Any]], null_runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare the peaks of generalising runs with those of runs that never generalise."""
     time, prominence = (
-        student([measure(row) for row in runs]).minus(student([measure(row) for row in null_runs]))
+        over_primes(runs, measure).minus(over_primes(null_runs, measure))
         for measure in (lambda row: math.log2(max(row["peak"], 1)), lambda row: row["prominence"])
     )
     differs = any(
@@ -178,6 +185,12 @@ def specificity(runs: list[dict[str, Any]], null_runs: list[dict[str, Any]]) -> 
         "difference of log2 peak": time._asdict(),
         "difference of prominence": prominence._asdict(),
     }
+
+
+def _enough(rows: list[dict[str, Any]]) -> bool:
+    """Return whether a prime has two runs, so that there is a CI."""
+    primes = [row["p"] for row in rows]
+    return any(primes.count(p) >= 2 for p in primes)
 
 
 def rank_correlation(first: list[float], second: list[float]) -> tuple[float, float]:

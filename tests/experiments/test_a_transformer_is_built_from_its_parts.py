@@ -14,7 +14,7 @@ from gradlogz._errors import InputValueError
 
 SMALL = ModelSettings(vocabulary=13, context=6, width=8, heads=2, layers=2, hidden=12)
 VARIANTS = [
-    *(replace(SMALL, attention=kind) for kind in get_args(AttentionKind)),
+    *(replace(SMALL, attention=kind) for kind in get_args(AttentionKind) if kind != "none"),  # nothing to train or see
     *(
         replace(SMALL, contraction=kind, placement=place)
         for kind in get_args(ContractionKind)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from experiments.intervals import student
+from experiments.intervals import mean_of, student
 from experiments.metric import alignment, experiment
 from experiments.metric.estimation import FAMILIES, Distributions, Heads
 from gradlogz.probing.predictions import qk_geometry
@@ -148,3 +148,13 @@ def test_intervals_are_those_of_scipy():
     welch = stats.ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
     difference = interval.minus(student(others))
     assert (difference.low, difference.high) == pytest.approx((welch.low, welch.high))
+
+
+def test_a_mean_of_means_is_that_of_equal_weights():
+    groups = [[1.0, 2.5, 2.0, 4.0], [0.5, 0.7, 0.1]]
+    combined = mean_of([student(values) for values in groups])
+    errors = [stats.sem(values) / 2 for values in groups]
+    freedom = sum(e**2 for e in errors) ** 2 / sum(e**4 / (len(v) - 1) for e, v in zip(errors, groups, strict=True))
+    mean = sum(sum(v) / len(v) for v in groups) / 2
+    low, high = stats.t.interval(0.95, freedom, loc=mean, scale=sum(e**2 for e in errors) ** 0.5)
+    assert (combined.mean, combined.low, combined.high) == pytest.approx((mean, low, high))

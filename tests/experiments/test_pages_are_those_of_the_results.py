@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.filtering import page as filtering
+from experiments.linearity import page as linearity
 from experiments.metric import page as metric
+from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
+from experiments.rest import page as rest
 from experiments.specific_heat import page as specific_heat
 
 ROOT = Path(__file__).parents[2]
@@ -86,3 +90,33 @@ def test_a_table_is_replaced_and_nothing_else(tmp_path):
     replace_table(page, "x", "| new |")
     assert page.read_text() == "before\n<!-- table x -->\n| new |\n<!-- end x -->\nafter\n"
     assert read_table(page, "x") == "| new |"
+
+
+def results_of(name):
+    return json.loads((ROOT / "experiments" / name / "results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "make"),
+    [
+        ("rest", "measured", rest.measured),
+        ("rest", "decided", rest.decided),
+        ("linearity", "linearity", linearity.table),
+        ("needed", "needed", needed.table),
+        ("filtering", "errors", filtering.errors),
+        ("filtering", "decided", filtering.decided),
+        ("filtering", "read-outs", filtering.read_outs),
+    ],
+)
+def test_tables_are_those_of_the_results(name, table, make):
+    assert read_table(ROOT / "docs" / "experiments" / f"{name}.md", table) == make(results_of(name))
+
+
+def test_the_decisions_of_linearity_are_those_of_the_results():
+    page = (ROOT / "docs" / "experiments" / "linearity.md").read_text()
+    for name, decided in results_of("linearity")["answer"].items():
+        if name.startswith("H"):
+            (line,) = re.findall(rf"^\| {name[:2]} .*$", page, re.MULTILINE)
+            interval = decided["value"]
+            assert decided["verdict"] in line
+            assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line

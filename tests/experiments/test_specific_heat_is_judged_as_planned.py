@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from experiments.specific_heat import experiment
-from experiments.specific_heat.experiment import FIRST_SEED, REDUCED, decisions, heat_of, landmarks, rank_correlation
+from experiments.specific_heat.experiment import REDUCED, decisions, heat_of, landmarks, rank_correlation
 from experiments.tasks import ModularAddition
 from experiments.transformer import ModelSettings, Transformer
 
@@ -99,6 +99,6 @@ def test_heat_is_the_variance_of_the_logits_of_the_last_row():
 
 def test_one_run_is_trained_and_read_again(tmp_path):
     settings = replace(REDUCED, primes=(7,), steps=40)
-    curves = experiment.trained(7, "no decay", FIRST_SEED, settings, tmp_path)
+    curves = experiment.trained(7, "no decay", 200, settings, tmp_path)
     assert [r["step"] for r in curves] == [0, 20, 40]
-    assert curves == experiment.trained(7, "no decay", FIRST_SEED, settings, tmp_path)
+    assert curves == experiment.trained(7, "no decay", 200, settings, tmp_path)

@@ -47,6 +47,13 @@ def test_anderson_needs_fewer_steps():
     assert float(quick.double().mean()) < 0.5 * float(slow.double().mean())
 
 
+def test_parallel_residuals_in_float32_converge():
+    """Residuals of a scalar contraction are parallel, so that their Gram matrix is singular in float32."""
+    start = torch.linspace(0.0, 0.9, 400).unsqueeze(-1).expand(400, 4).clone()
+    rest = equilibrium(lambda x: 0.875 * x + 0.125, start, tolerance=1e-6)
+    assert torch.allclose(rest.state, torch.ones(400, 4), atol=1e-5)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_token_does_not_depend_on_its_neighbours(method):
     step, start = on_the_sphere(drawn(0, 8, 4), 1.5, 0.7), drawn(2, 6, 4)

@@ -254,14 +254,15 @@ class Anderson(Solver):
 
 def _mixed(images: Tensor, residuals: Tensor, used: Tensor) -> Tensor:
     """The combination of the used images with the smallest residual; the last image where it is not finite."""
-    R = residuals * used.unsqueeze(-1)
+    R = (residuals * used.unsqueeze(-1)).double()
     gram = R @ R.mT
-    # Regularised relative to the trace, since late residuals are nearly parallel. Unused images get weight 0.
+    # Regularised relative to the trace, since late residuals are nearly parallel: a ridge that float32 would lose.
+    # Unused images get weight 0.
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
     ridge = torch.where(used, 1e-12 * trace + torch.finfo(R.dtype).tiny, 1.0)
     weights = torch.linalg.solve(gram + torch.diag_embed(ridge), used.to(R.dtype).unsqueeze(-1))
     weights = weights / weights.sum(-2, keepdim=True)
-    mixed = (weights * images).sum(-2)
+    mixed = (weights * images).sum(-2).to(images.dtype)
     return torch.where(torch.isfinite(mixed).all(-1, keepdim=True), mixed, images[..., -1, :])
 
 

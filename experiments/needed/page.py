@@ -1,0 +1,58 @@
+"""Table and figure of docs/experiments/needed.md, from results.json.
+
+    python -m experiments.needed.page
+
+Read next: experiment.py (where the results come from).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..pages import replace_table
+from .experiment import ARMS
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+
+
+def table(results: dict[str, Any]) -> str:
+    """Mean loss, relative cost and verdict of every arm."""
+    lines = ["| arm | held-out loss | relative cost (95 % CI) | verdict |", "|---" * 4 + "|"]
+    for arm in ARMS:
+        losses = [row["held-out loss"] for row in results["models"] if row["arm"] == arm]
+        row = results["answer"].get(arm)
+        cost = "" if row is None else _interval(row["relative cost"])
+        lines.append(f"| {arm} | {sum(losses) / len(losses):.3f} | {cost} | {'' if row is None else row['verdict']} |")
+    return "\n".join(lines)
+
+
+def _interval(values: dict[str, float]) -> str:
+    return f"{values['mean']:.2f} [{values['low']:.2f}, {values['high']:.2f}]"
+
+
+def figure(results: dict[str, Any], path: Path) -> None:
+    """Held-out losses of all arms, a point for each seed."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "needed"
+    fig, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for y, arm in enumerate(reversed(ARMS)):
+        losses = [row["held-out loss"] for row in results["models"] if row["arm"] == arm]
+        axis.plot(losses, [y] * len(losses), "o", color="C1" if arm in ("free", "no attention") else "C0", ms=4)
+    axis.set_yticks(range(len(ARMS)), reversed(ARMS), fontsize=8)
+    axis.set_xlabel("held-out loss, nats per token")
+    axis.grid(axis="x", alpha=0.3)
+    fig.savefig(path, metadata={"Date": None})
+    plt.close(fig)
+
+
+def main() -> None:
+    """Write the table into the page, and the figure."""
+    results = json.loads((HERE / "results.json").read_text())
+    replace_table(DOCS / "experiments" / "needed.md", "needed", table(results))
+    figure(results, DOCS / "pictures" / "needed.svg")
+
+
+if __name__ == "__main__":
+    main()

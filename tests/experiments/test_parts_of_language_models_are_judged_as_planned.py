@@ -1,0 +1,129 @@
+"""Fixed maps stay fixed, and decisions of needed, linearity and contraction can go either way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.contraction import experiment as contraction
+from experiments.linearity import experiment as linearity
+from experiments.needed import experiment as needed
+from experiments.tasks import TextTask
+from experiments.text import corpus
+from experiments.training import TrainSettings, train
+from experiments.transformer import ModelSettings, Transformer
+
+SMALL = ModelSettings(vocabulary=300, context=16, width=16, heads=2, layers=1, hidden=16)
+SHORT = TrainSettings(steps=3, learning_rate=3e-3, weight_decay=0.0, warm_up=1, record_every=3, save_every=100)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("text"), megabytes=0.3, vocabulary=300)
+
+
+def test_fixed_maps_stay_as_they_are_and_others_learn(text, tmp_path):
+    model = Transformer(replace(SMALL, identity="qv", frozen="k"), seed=0)
+    layer = model.blocks[0].attention.layer
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    train(model, TextTask(text.train, text.held_out, 16, 4), SHORT, seed=0, folder=tmp_path)
+    q, k, v = layer.in_proj_weight.chunk(3)
+    assert torch.equal(q, torch.eye(16))
+    assert torch.equal(v, torch.eye(16))
+    assert torch.equal(k, before["in_proj_weight"].chunk(3)[1])
+    assert not torch.equal(layer.out_proj.weight, before["out_proj.weight"])
+    assert torch.equal(layer.in_proj_bias, before["in_proj_bias"])
+
+
+def test_a_model_without_attention_does_not_see_earlier_tokens():
+    model = Transformer(replace(SMALL, attention="none"), seed=0)
+    tokens = torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 300
+    assert torch.equal(model(tokens)[:, 1:], model(changed)[:, 1:])
+
+
+def test_groups_of_matrices_are_disjoint_and_complete():
+    model = Transformer(SMALL, seed=0)
+    for group, size in (("qk", 2 * 16 * 16), ("vo", 2 * 16 * 16), ("feed-forward", 2 * 16 * 16)):
+        parts = [part for name, p in model.named_parameters() for part in needed.matrices(group, name, p)]
+        assert sum(part.numel() for part in parts) == size, group
+
+
+def planted_needed(costs, rises=(0.1, 0.3), gap=0.5):
+    rows = []
+    for seed in range(5):
+        e = 0.002 * (seed - 2)
+        for arm in needed.ARMS:
+            loss = 4 + (gap if arm == "no attention" else 0 if arm == "free" else gap * costs.get(arm, 0.05) + e)
+            row = {"arm": arm, "seed": seed, "held-out loss": loss}
+            if arm == "free":
+                row["sensitivity"] = {"qk": rises[0] + e, "vo": rises[1] + e, "feed-forward": 0.1}
+            rows.append(row)
+    return needed.decisions(rows)
+
+
+def test_needed_parts_are_those_that_cost():
+    answer = planted_needed(
+        {"identity v": 0.4, "identity qkvo": 0.9, "linear": 0.6, "random vo": 0.5, "random qk": 0.2}
+    )
+    assert answer["identity v"]["verdict"] == "needed"
+    assert answer["identity q"]["verdict"] == "not needed"
+    assert answer["linear"]["verdict"] == "worse"
+    assert answer["cosine"]["verdict"] == "not worse"
+    assert answer["H8 no weights do fairly well"]["verdict"] == "refuted"
+    assert answer["H9 queries and keys are easier"]["verdict"] == "supported"
+    assert planted_needed({}, rises=(0.3, 0.1))["H9 queries and keys are easier"]["verdict"] != "supported"
+    assert planted_needed({})["H8 no weights do fairly well"]["verdict"] == "supported"
+    assert planted_needed({}, gap=0.01)["verdict"] == "not judged"
+
+
+def test_linearity_is_decided_as_planned():
+    def decided(r2, share, closed):
+        rows = []
+        for seed in range(5):
+            e = 0.002 * (seed - 2)
+            rows.append({"seed": seed, "step": 0, "R2": 0.9, "affine share": 0, "closed form": 0, "trend": 0})
+            values = {"R2": r2 + e, "affine share": share + e, "closed form": closed + e, "trend": -0.8 + e}
+            rows.append({"seed": seed, "step": 300, **values})
+        return [row["verdict"] for name, row in linearity.decisions(rows).items() if name.startswith("H")]
+
+    assert decided(0.7, 0.8, -0.1) == ["supported", "supported", "supported", "supported"]
+    assert decided(0.9, 0.2, 0.1) == ["refuted", "refuted", "refuted", "supported"]
+    assert decided(0.85, 0.5, -0.01)[:3] == ["inconclusive"] * 3
+
+
+def test_contractions_are_decided_as_planned():
+    rows = []
+    for seed in range(5):
+        e = 0.002 * (seed - 2)
+        for kind, little, much in (("layer_norm", 0, 0), ("dyt", 0.2, 0.05), ("none", -0.2, 0.0)):
+            for size, cost in (("little text", little), ("much text", much)):
+                loss = 4 + cost + (0 if kind == "layer_norm" else e)
+                rows.append({"contraction": kind, "data": size, "seed": seed, "held-out loss": loss})
+    answer = contraction.decisions(rows)
+    assert answer["dyt, little text"]["verdict"] == "costs"
+    assert answer["none, little text"]["verdict"] == "gains"
+    assert answer["none, much text"]["verdict"] == "no cost of interest"
+    assert answer["dyt, regime"]["verdict"] == "effect"
+
+
+def test_budgets_are_changes_of_the_log_variance():
+    model = Transformer(SMALL, seed=0)
+    windows = torch.randint(300, (4, 16), generator=torch.Generator().manual_seed(0))
+    values = contraction.budget(model, windows)
+    before, after = (state.mean.flatten(0, 1) for state in model.states(windows))
+    expected = torch.log(after.var(0).sum() / before.var(0).sum())
+    assert values["log tr Cov"] == pytest.approx([expected.item()], rel=1e-4)
+    assert 0 < values["normalised entropy"] <= 1
+
+
+def test_small_forms_run(text, tmp_path):
+    sizes = {"model": SMALL, "training": SHORT, "batch_size": 4, "megabytes": 0.3, "seeds": 2}
+    arms = ("free", "identity qkvo", "random qk", "random vo", "no attention")
+    answer = needed.run(replace(needed.REDUCED, **sizes, arms=arms), tmp_path / "needed")["answer"]
+    assert answer["status"].startswith("preliminary")
+    rows = contraction.run(replace(contraction.REDUCED, **sizes, kinds=("layer_norm", "dyt")), tmp_path / "norms")
+    assert "dyt, regime" in rows["answer"]
+    rows = linearity.run(replace(linearity.REDUCED, **sizes, checkpoints=(0, 3), tokens=256), tmp_path / "linearity")
+    assert len(rows["models"]) == 4
