@@ -4,7 +4,8 @@ SwitchingModel      k linear Gaussian modes and their transition matrix or Gener
 constant_velocity   linear motion models; random_walk, constant_acceleration, singer, coordinated_turn
 NonlinearModel      modes with functions in place of matrices, for EKF and UKF; NonlinearMode: one mode
 unknown_turn        nonlinear motion, follow_drift; sensors range_bearing, range_bearing_elevation; wrap_angles
-with_clutter        a model in which observations may be outliers; prior_with_clutter, without_clutter
+with_clutter        a model in which observations may be outliers; prior_with_clutter, without_clutter,
+                    Clutter
 Prior               initial mean, covariance and mode probabilities; Series: observations, mask, lengths, times, inputs
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb; Filtered: their result
 SwitchingFilter     these filters, one observation at a time; FilterState: the state between steps; Predicted
@@ -43,6 +44,7 @@ from .models.nonlinear_motion import (
     wrap_angles as wrap_angles,
 )
 from .gaussian.clutter import (
+    Clutter as Clutter,
     with_clutter as with_clutter,
     prior_with_clutter as prior_with_clutter,
     without_clutter as without_clutter,
