@@ -26,6 +26,7 @@ import torch
 
 from ..._pytree import replaced
 from ..._typing import Float, Tensor
+from ...kernels.filters.dispatch import moments_kernel
 from ..gaussian.smoother import Method, Smoothed, smooth
 from ..models.switching_model import Generator, Parameters, SwitchingModel
 from ..moment_matching import symmetric
@@ -158,6 +159,9 @@ def _expected(system: System, series: Series, plan: FitPlan, smoother: Method) -
 
 
 def _expected_of(system: System, original: Series, plan: FitPlan, smoother: Method) -> Expectations:
+    known = _of_one_mode(system, original, plan, smoother)
+    if known is not None:
+        return known
     model, prior, series = system.as_filtered(original)
     smoothed = smooth(model, series, prior, method=smoother, fields=MOMENTS)
     now, y, _ = prepared("fit", model, series, validate=False)
@@ -217,6 +221,47 @@ def _expected_of(system: System, original: Series, plan: FitPlan, smoother: Meth
         switches = _switches(system.model, original, motion)
     k = system.model.modes  # outliers do not occur at time 0
     return Expectations(sums, g_0[:, :k], smoothed.initial_mode_mean[:, :k], switches)
+
+
+def _of_one_mode(system: System, series: Series, plan: FitPlan, smoother: Method) -> Expectations | None:
+    """The same in one compiled pass, for a constant model of one mode and series without gaps; None otherwise."""
+    model, prior, clutter = system
+    y, o = series.observations, model.observation_size
+    is_scaled = any(name in plan.learn and plan.structure[name] == "scale" for name in MATRICES)
+    is_plain = model.modes == 1 and clutter is None and not model.continuous and model.steps is None and not is_scaled
+    has_gaps = series.mask is not None or series.lengths is not None
+    if not is_plain or has_gaps or smoother == "kim" or bool(y.isnan().any()):
+        return None
+    zero = y.new_zeros(1)
+    fields = (model.F[0], model.Q[0], model.H[0], model.R[0])
+    offsets = (
+        zero.expand(model.state_size) if model.b is None else model.b[0],
+        zero.expand(o) if model.d is None else model.d[0],
+    )
+    b, s = len(y), model.state_size
+    tensors = (*fields, *offsets, prior.mean.expand(b, 1, s)[:, 0], prior.covariance.expand(b, 1, s, s)[:, 0], y)
+    kernel = moments_kernel(tensors)
+    moments = None if kernel is None else kernel.moments(tensors[:6], *tensors[6:])
+    if moments is None:
+        return None
+    count = y.new_full((1,), float(y.shape[:-1].numel()))
+    sums = SufficientStatistics(
+        pairs=count.view(1, 1),
+        weight=count,
+        **{name: getattr(moments, name).unsqueeze(0) for name in ("x", "xx", "p", "xp", "pp", "yx")},
+        y=y.sum((0, 1)).unsqueeze(0),
+        yy=torch.einsum("bto,btq->oq", y, y).unsqueeze(0),
+        Q_error=zero,
+        Q_count=zero,
+        R_error=zero,
+        R_count=zero,
+        weight_0=y.new_full((1,), float(b)),
+        x_0=moments.initial_mean.sum(0, keepdim=True),
+        xx_0=moments.initial_second.unsqueeze(0),
+        observed=count,
+        log_likelihood=moments.log_likelihood,
+    )
+    return Expectations(sums, y.new_ones(b, 1), moments.initial_mean.unsqueeze(1), None)
 
 
 def _switches(model: SwitchingModel, series: Series, pairs: Float[Tensor, "b t k k"]) -> Float[Tensor, "k k"]:
