@@ -190,3 +190,6 @@ def _in_batch(prior: Prior, batch: torch.Size) -> Prior:
         **{n: t.reshape(*batch, *t.shape[1:]) if t.ndim > OF_ALL_SERIES[n] else t for n, t in fields.items()},
         per="mode",
     )
+
+
+torch.serialization.add_safe_globals([Fitted])  # for torch.load with weights_only=True

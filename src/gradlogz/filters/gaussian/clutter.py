@@ -148,3 +148,6 @@ def _beside(field: Tensor, other: Tensor, ending: int) -> Tensor:
         ),
         -ending,
     )
+
+
+torch.serialization.add_safe_globals([Clutter])  # for torch.load with weights_only=True
