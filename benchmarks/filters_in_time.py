@@ -36,14 +36,14 @@ def rows() -> list[dict[str, object]]:
 
 def row(name: str, model: SwitchingModel, filter, method: str, y: torch.Tensor) -> dict[str, object]:
     blocked = filter_in_blocks(model, y, START, method=method)
-    whole = filter(model, y, START, fields=FIELDS)
-    deviation = whole.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    error = ((blocked.filtered.mean - whole.mean).abs() / deviation).max()
+    sequential = filter(model, y, START, fields=FIELDS)
+    deviation = sequential.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    error = ((blocked.filtered.mean - sequential.mean).abs() / deviation).max()
     alternatives = {
         "blocks": partial(filter_in_blocks, model, y, START, method=method),
         "sequential": partial(filter, model, y, START, fields=FIELDS),
     }
-    del whole, deviation
+    del sequential, deviation
     seconds = compare(alternatives, rounds=3, clock=time.process_time)
     again = seconds.pop("A/A")
     return {

@@ -394,21 +394,6 @@ def smoothers() -> str:
     return "\n".join(lines)
 
 
-def filters_in_time() -> str:
-    """Milliseconds of one long series, step by step and in blocks."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "filters_in_time.json").read_text())["rows"]
-    lines = [
-        "| problem | blocks, ms | sequential, ms | ratio (A/A) | largest difference | repairs |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        times, ratios = row["milliseconds"], row["ratios"]
-        cells = (row["problem"], f"{times['blocks']:.0f}", f"{times['sequential']:.0f}")
-        ratio = f"{ratios['sequential']:.2f} ({ratios['A/A']:.2f})"
-        lines.append(f"| {' | '.join(cells)} | {ratio} | {row['largest difference']:.0e} | {row['repairs']} |")
-    return "\n".join(lines)
-
-
 def filters_gpu() -> str:
     """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
@@ -653,7 +638,6 @@ TABLES = {
     "filters online": filters_online,
     "filters own intervals": filters_own_intervals,
     "smoothers": smoothers,
-    "filters in time": filters_in_time,
     "filters gpu": filters_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,

@@ -3,9 +3,9 @@
     maximise over the levels     log p(detections | levels)          of the filter imm, given the first detections
 
 Outliers that were not rejected would spoil the levels: each detection is one with a small probability (REMAINING), with
-a spread that does not depend on the levels (outliers.py). With a larger one, rare large errors and manoeuvres, which the
-filter will have to explain, would count as outliers: on the Swiss flights of docs/aircraft.md, 1 % halved the fitted
-manoeuvre noise and lowered the coverage on other flights from 93.4 to 92.8 %.
+a spread that does not depend on the levels (outliers.py). With a larger one, rare large errors and manoeuvres, which
+the filter will have to explain, would count as outliers: on the Swiss flights of docs/aircraft.md, 1 % halved the
+fitted manoeuvre noise and lowered the coverage on other flights from 93.4 to 92.8 %.
 
 The parameters are logarithms of standard deviations, spectral densities, durations and the turn rate, and the logit of
 the share of late detections. There are at most a dozen, the compiled filter is fast, and the velocities in the noise of

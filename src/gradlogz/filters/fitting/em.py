@@ -224,7 +224,7 @@ def _expected_of(system: System, original: Series, plan: FitPlan, smoother: Meth
 
 
 def _of_one_mode(system: System, series: Series, plan: FitPlan, smoother: Method) -> Expectations | None:
-    """The same in one compiled pass, for a constant model of one mode and series without gaps; None otherwise."""
+    """Expectations in one compiled pass, for a constant model of one mode and series without gaps; None otherwise."""
     model, prior, clutter = system
     y, o = series.observations, model.observation_size
     is_scaled = any(name in plan.learn and plan.structure[name] == "scale" for name in MATRICES)

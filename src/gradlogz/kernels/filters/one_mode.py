@@ -131,18 +131,18 @@ def _sum_moments(
         # Backward ---------------------------------------------------------------------------------------------------
         later[:] = 0.0  # F^T g of the step after
         N = numpy.zeros((s, s))  # F^T N F of the step after
-        is_steady, kept = False, -1
+        is_steady, place = False, -1
         information, V, V_before, cross = N.copy(), N.copy(), N.copy(), N.copy()
         A = F.copy()
         for back in range(steps):
             t = steps - 1 - back
             at = min(t, last)
             K, predicted, P, inverse = gains[at], ahead[at], before[at], inverses[at]
-            if at != kept or not is_steady:
-                if at != kept:
+            if at != place or not is_steady:
+                if at != place:
                     A = numpy.eye(s) - K @ H
-                is_new = at != kept
-                kept = at
+                is_new = at != place
+                place = at
                 updated = H_t @ inverse @ H + numpy.ascontiguousarray(A.T) @ N @ A
                 is_steady = not is_new
                 for r in range(s):
