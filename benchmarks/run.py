@@ -14,6 +14,7 @@ import attention_cpu
 import contrastive
 import dynamics
 import filters
+import filters_in_time
 import filters_online
 import import_time
 import layers
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "contrastive": contrastive.rows,
     "probe": probe.rows,
     "filters": filters.rows,
+    "filters_in_time": filters_in_time.rows,
     "filters_online": filters_online.rows,
     "smoothers": smoothers.rows,
 }

@@ -22,6 +22,7 @@ import torch
 
 from filters import F64, START, assembled, kalman_of, tracks
 from gradlogz import SwitchingModel, fit, gpb2, imm, smooth
+from gradlogz.filters import Clutter
 from timing import compare
 
 try:
@@ -50,7 +51,7 @@ def one_mode() -> SwitchingModel:
 def rows() -> list[dict[str, object]]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="filterpy|statsmodels|jax|dynamax")
-    return [one_series(), many_series(), em(), maximum_likelihood(200), maximum_likelihood(1000)]
+    return [one_series(), many_series(), em(), maximum_likelihood(200), maximum_likelihood(1000), robust()]
 
 
 def row(problem: str, alternatives: dict[str, object], missing: tuple[str, ...] = (), **facts: object):
@@ -127,6 +128,19 @@ def em() -> dict[str, object]:
     alternatives["dynamax"] = lambda: jax.block_until_ready(run(values))
     facts = {"dynamax, first call": round(compiling, 2)}
     return row("EM, 20 rounds, 1 mode, 1 series of 1000", alternatives, seconds=facts)
+
+
+def robust() -> dict[str, object]:
+    """Estimation of two scales with outliers, by both methods, beside that without."""
+    model, y, clutter = one_mode(), tracks(1, 1000), Clutter(0.01, 1e4 * torch.eye(2))
+    rounds = {"method": "em", "max_iterations": ROUNDS, "tolerance": 0.0}
+    alternatives = {
+        "gradlogz, with outliers": partial(fit, model, y, START, **SCALES, clutter=clutter),
+        "gradlogz": partial(fit, model, y, START, **SCALES),
+        "gradlogz, with outliers, EM, 20 rounds": partial(fit, model, y, START, **SCALES, **rounds, clutter=clutter),
+        "gradlogz, EM, 20 rounds": partial(fit, model, y, START, **SCALES, **rounds),
+    }
+    return row("two scales with outliers, 1 mode, 1 series of 1000", alternatives)
 
 
 class Scales(MLEModel):

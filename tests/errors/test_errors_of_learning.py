@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from gradlogz import Prior, SwitchingModel, fit
-from gradlogz.filters import NonlinearModel
+from gradlogz.filters import Clutter, Generator, NonlinearModel
 from support.error_form import each_of, refused
 
 F64 = torch.float64
@@ -67,13 +67,13 @@ ERRORS = [
     (
         ValueError,
         "fit: prior.mean",
-        "covariance",
+        "[3, 2, 2]",
         fitted(prior=Prior(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))),
     ),
     (
         ValueError,
         "fit: prior.log_mode_probability",
-        "[2]",
+        "modes",
         fitted(prior=Prior(start.mean, eye, torch.zeros(3, dtype=F64))),
     ),
     (ValueError, "fit: observations", "missing", fitted(y=y * torch.nan)),
@@ -83,6 +83,20 @@ ERRORS = [
         "identical",
         fitted(SwitchingModel(transition=T, **{name: eye.expand(2, 2, 2) for name in fields})),
     ),
+    (
+        ValueError,
+        "fit: prior.mean",
+        "initial_mean",
+        fitted(prior=Prior(torch.zeros(3, 1, 2, dtype=F64), eye), learn=["initial"]),
+    ),
+    (ValueError, "fit: model", "rate", fitted(learn=["rate"])),
+    (ValueError, "fit: model", "transition", fitted(SwitchingModel(transition=Generator(T - eye), **fields))),
+    (ValueError, "fit: clutter", "Clutter", fitted(learn=["R", "clutter"])),
+    (TypeError, "fit: clutter", "Clutter", fitted(clutter=0.01)),
+    (ValueError, "fit: probability", "from 0 to 1", fitted(clutter=Clutter(1.5, eye))),
+    (ValueError, "fit: covariance", "all steps", fitted(clutter=Clutter(0.1, eye.expand(4, 2, 2)))),
+    (ValueError, "fit: covariance", "semidefinite", fitted(clutter=Clutter(0.1, -eye))),
+    (ValueError, "fit: probability", "to be learned", fitted(clutter=Clutter(0.0, eye), learn=["clutter"])),
     (ValueError, "fit: starts", "least", fitted(starts=0)),
     (
         ValueError,

@@ -3,7 +3,7 @@
 import torch
 
 from gradlogz import KalmanModel, Prior, SwitchingModel, smooth
-from gradlogz.filters import enumerate_modes, rao_blackwell_filter
+from gradlogz.filters import enumerate_modes, filter_in_blocks, rao_blackwell_filter
 from support.error_form import each_of, refused
 
 F64 = torch.float64
@@ -16,6 +16,15 @@ start = Prior(torch.zeros(2, dtype=F64), eye)
 y = torch.zeros(4, 1, dtype=F64)
 
 ERRORS = [
+    (TypeError, "filter_in_blocks: model", "components", lambda: filter_in_blocks(unequal, y, start)),
+    (
+        ValueError,
+        "filter_in_blocks: observations",
+        "one series",
+        lambda: filter_in_blocks(model, y.expand(3, 4, 1), start),
+    ),
+    (ValueError, "filter_in_blocks: method", "imm", lambda: filter_in_blocks(model, y, start, method="gpb1")),
+    (ValueError, "filter_in_blocks: block", "overlap", lambda: filter_in_blocks(model, y, start, block=10, overlap=11)),
     (
         TypeError,
         "smooth: model",

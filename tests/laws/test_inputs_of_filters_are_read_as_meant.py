@@ -9,6 +9,7 @@ import torch
 
 from gradlogz import KalmanModel, Prior, Series, SwitchingFilter, SwitchingModel, imm
 from gradlogz.filters import (
+    Clutter,
     Filtered,
     FilterState,
     Generator,
@@ -16,6 +17,7 @@ from gradlogz.filters import (
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
+    fit,
     gpb2,
     prior_with_clutter,
     random_walk,
@@ -109,6 +111,8 @@ def test_numbers_are_matrices_of_size_one():
         KalmanModel(*number([[[1.0]], [[0.0]], [[1.0]], [[2.0]]])),
     ]
     assert found == SwitchingModel.of(modes, transition=number(T).float())
+    double = SwitchingModel.of([walk, still], transition=T)  # numbers alone take the dtype of the transition matrix
+    assert double.F.dtype == double.R.dtype == F64
     assert Prior(0.0, 2.0) == Prior(torch.zeros(1), 2 * torch.eye(1))
     mixed = SwitchingModel.of(
         [KalmanModel(np.eye(2), np.eye(2), np.ones((1, 2), dtype=int), 1.0)], transition=[[1.0]] @ np.eye(1)
@@ -194,6 +198,7 @@ def saved():
         Series(torch.zeros(3, 2), lengths=None),
         found,
         constant_velocity(1, **noise),
+        Clutter(torch.tensor(0.1), torch.eye(2)),
     ]
 
 
@@ -211,6 +216,17 @@ def test_records_are_saved_and_loaded_as_weights(record):
         assert loaded == record
         assert hash(loaded) == hash(record)
         assert "0x" not in repr(record)
+
+
+def test_a_fit_is_saved_and_loaded():
+    one = torch.ones(1, 1, 1, dtype=F64)
+    model = SwitchingModel(torch.ones(1, 1, dtype=F64), one, one, one, one)
+    fitted = fit(model, torch.ones(3, 4, 1, dtype=F64), Prior(np.zeros(1), np.eye(1)), learn=["R"], max_iterations=1)
+    file = io.BytesIO()
+    torch.save(fitted, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert (loaded.model, loaded.prior, loaded.converged) == (fitted.model, fitted.prior, fitted.converged)
 
 
 def test_records_are_compared_by_value():

@@ -8,8 +8,8 @@ import torch
 
 from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel, fit
 from gradlogz.filters import Generator, enumerate_modes
-from gradlogz.filters.fitting.learning import _in_order
 from gradlogz.filters.fitting.parametrization import FitPlan
+from gradlogz.filters.fitting.preparation import in_order
 from support.scales import close
 from support.switching_oracles import chain, positive
 
@@ -293,7 +293,7 @@ def test_a_generator_and_what_changes_in_time_come_back_in_the_order_given():
     swapped = dataclasses.replace(given, transition=Generator(rate.flip(0, 1)), Q=Q.flip(0))
     prior = Prior(*(number([[2.0], [1.0]]), number([[[2.0]], [[1.0]]]), number([0.4, 0.6]).log()))
     plan = FitPlan(("Q", "R"), {"Q": "scale", "R": "scale"}, ("R",))
-    found, initial = _in_order(given, swapped, prior, plan)
+    found, initial = in_order(given, swapped, prior, plan)
     close(found.transition.rate, rate)
     close(found.Q, Q)
     assert found.H.shape == (3, 2, 1, 1)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -329,3 +330,26 @@ def test_the_filter_inside_is_the_filter():
     y = observed(model, 4)
     found = smooth(model, y, start, method="imm")
     assert torch.equal(found.filtered.mean, imm(model, y, start).mean)
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_smoothed_positions_stay_near_turning_targets(method):
+    """Modes of nearly no noise and of much: the score of a narrow Gaussian must not carry a wide one away."""
+    draw, dt, n = np.random.default_rng(1), 3.0, 60
+    heading, place, rate, path = draw.uniform(0, 2 * np.pi, n), np.zeros((n, 2)), np.zeros(n), []
+    for _ in range(120):
+        rate = np.where(draw.random(n) < 0.03, draw.choice([0, 0, 0.05, -0.05], n), rate)
+        for _ in range(10):
+            heading = heading + rate * dt / 10
+            place = place + 20 * dt * np.stack((np.cos(heading), np.sin(heading)), 1)
+        path.append(place)
+    truth = torch.from_numpy(np.stack(path, 1))
+    y = truth + 50 * torch.from_numpy(draw.normal(size=truth.shape))
+    numbers = {"dt": dt, "observation_variance": 2500.0, "dtype": torch.float64}
+    modes = [constant_velocity(2, spectral_density=q, **numbers) for q in (1e-4, 400.0)]
+    T = torch.tensor([[0.993, 0.007], [0.002, 0.998]], dtype=torch.float64)
+    wide = torch.tensor([1e8, 1e5, 1e8, 1e5], dtype=torch.float64).diag()
+    smoothed = smooth(SwitchingModel.of(modes, transition=T), y, Prior(wide[0] * 0, wide), method=method)
+    error, before = ((m[..., ::2] - truth).norm(dim=-1) for m in (smoothed.mean, smoothed.filtered.mean))
+    assert float(error.max()) < 250  # five standard deviations of a detection
+    assert float(error.square().mean()) < 0.5 * float(before.square().mean())

@@ -332,6 +332,18 @@ def test_a_fit_is_that_of_the_other_detections():
     assert 0.9 < one.sigma < 1.1
 
 
+def test_outliers_that_were_not_rejected_do_not_spoil_a_fit():
+    """None is rejected, as where a target has many: the fit expects them all the same, unless outliers=0."""
+    from gradlogz.tracking import run_tracking as module
+
+    rows, _ = flights([5, 20, 33, 50])
+    with mock.patch.object(module, "_without_outliers", side_effect=lambda detections, *_: detections):
+        robust, spoiled = (track(rows, fit=True, **options).levels for options in ({"outliers": 0.05}, {"outliers": 0}))
+    assert 0.9 < robust.sigma < 1.1
+    assert robust.noise < 1e-3  # straight paths
+    assert spoiled.sigma > 2 or spoiled.noise > 1e-2 or spoiled.manoeuvre > 100 * robust.manoeuvre
+
+
 def test_a_row_that_declares_its_noise_is_judged_by_it():
     """Every tenth row has a deviation of 100 and says so; an outlier of 50 000 among them is still one."""
     g = torch.Generator().manual_seed(4)

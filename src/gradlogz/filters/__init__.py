@@ -4,9 +4,11 @@ SwitchingModel      k linear Gaussian modes and their transition matrix or Gener
 constant_velocity   linear motion models; random_walk, constant_acceleration, singer, coordinated_turn
 NonlinearModel      modes with functions in place of matrices, for EKF and UKF; NonlinearMode: one mode
 unknown_turn        nonlinear motion, follow_drift; sensors range_bearing, range_bearing_elevation; wrap_angles
-with_clutter        a model in which observations may be outliers; prior_with_clutter, without_clutter
+with_clutter        a model in which observations may be outliers; prior_with_clutter, without_clutter,
+                    Clutter
 Prior               initial mean, covariance and mode probabilities; Series: observations, mask, lengths, times, inputs
 imm                 the interacting multiple model filter; gpb1, gpb2, gpb; Filtered: their result
+filter_in_blocks    imm and gpb2 of one long series, blocks of time in parallel; BlockFiltered
 SwitchingFilter     these filters, one observation at a time; FilterState: the state between steps; Predicted
 association_probability   probabilities of PDA for detections of uncertain origin; Association
 enumerate_modes     the exact filter over all mode histories; Enumerated
@@ -43,12 +45,14 @@ from .models.nonlinear_motion import (
     wrap_angles as wrap_angles,
 )
 from .gaussian.clutter import (
+    Clutter as Clutter,
     with_clutter as with_clutter,
     prior_with_clutter as prior_with_clutter,
     without_clutter as without_clutter,
 )
 from .prior_and_series import Prior as Prior, Series as Series
 from .gaussian.switching import gpb1 as gpb1, gpb2 as gpb2, imm as imm, gpb as gpb, SwitchingFilter as SwitchingFilter
+from .gaussian.blocks import filter_in_blocks as filter_in_blocks, BlockFiltered as BlockFiltered
 from .gaussian.attentive_switching import (
     attentive_imm as attentive_imm,
     attentive_gpb1 as attentive_gpb1,

@@ -71,7 +71,7 @@ def prepared_parts(
     if validate:
         check_finite(call, observations=y, **present(inputs=inputs))
     _check_inputs(call, model, inputs)
-    dt = _intervals(call, model, series, validate)
+    dt = intervals(call, model, series, validate=validate)
     if dt is None:
         return iter((PreparedSeries(model.parameters(inputs), y, observed),))
     size = longest if longest is not None and model_steps is None else steps
@@ -224,7 +224,7 @@ def observed_mask(call: str, series: Series, validate: bool) -> Bool[Tensor, "*b
     return observed
 
 
-def _intervals(call: str, model: Model, series: Series, validate: bool) -> Tensor | None:
+def intervals(call: str, model: Model, series: Series, *, validate: bool) -> Float[Tensor, "*#b t"] | None:
     """Time intervals between observations, the first one from time 0; None for discrete-time models."""
     times, lengths = series.times, series.lengths
     if (times is not None) != model.continuous:

@@ -2,6 +2,11 @@
 
     maximise over the levels     log p(detections | levels)          of the filter imm, given the first detections
 
+Outliers that were not rejected would spoil the levels: each detection is one with a small probability (REMAINING), with
+a spread that does not depend on the levels (outliers.py). With a larger one, rare large errors and manoeuvres, which
+the filter will have to explain, would count as outliers: on the Swiss flights of docs/aircraft.md, 1 % halved the
+fitted manoeuvre noise and lowered the coverage on other flights from 93.4 to 92.8 %.
+
 The parameters are logarithms of standard deviations, spectral densities, durations and the turn rate, and the logit of
 the share of late detections. There are at most a dozen, the compiled filter is fast, and the velocities in the noise of
 detections (tracking_model.py) are those of the start: a search without derivatives is the simplest that works.
@@ -17,9 +22,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .._errors import InputValueError
+from ..filters.gaussian.clutter import prior_with_clutter, with_clutter
 from ..filters.gaussian.switching import imm
 from .detections import Detections, grouped
 from .noise_levels import Levels
+from .outliers import outlier_covariance
 from .settings import TrackingSettings
 from .simplex_search import minimum
 from .target_batches import ROWS, batches
@@ -29,6 +36,7 @@ SAMPLED_ROWS, SAMPLED_STEPS = 8192, 256  # rows of a fit, and the longest series
 EVALUATIONS = 1500  # largest number of likelihoods
 TOLERANCE = 2e-5  # nats per detection
 RANGE = 1e3  # factor by which a level may differ from its start
+REMAINING = 1e-6  # probability of an outlier among the detections that were not rejected
 SHORTEST = 0.25  # mean duration of a mode, in steps
 LARGEST_SHARE = 0.5  # of late detections
 
@@ -51,6 +59,8 @@ def fitted_levels(
     prior = prior_of(levels, model_of(levels, settings, d), d)  # one prior: the first detection has no information
     names = _names(settings, levels)
     start = _packed(levels, names)
+    start_noise = noise_of(sample, levels, velocity)
+    far = [outlier_covariance(batch, levels, start_noise) if settings.outliers else None for batch in series]
     detected, count = int((~sample.used.isnan()).any(-1).sum()), 0
 
     def loss(point: list[float]) -> float:
@@ -63,8 +73,11 @@ def fitted_levels(
         model = dataclasses.replace(model_of(trial, settings, d), validate=False)
         noise = noise_of(sample, trial, velocity)
         total = 0.0
-        for batch in series:
+        for batch, covariance in zip(series, far, strict=True):
             discrete, beginning = model_of_batch(model, batch, noise), prior_of_batch(prior, noise)
+            if covariance is not None:
+                discrete = with_clutter(discrete, REMAINING, covariance)
+                beginning = prior_with_clutter(beginning)
             total += float(imm(discrete, batch.observations, beginning, fields=("mean",)).log_likelihood.sum())
         return -total / detected
 

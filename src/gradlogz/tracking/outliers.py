@@ -89,15 +89,21 @@ def _outlier_probability(
     probability: float,
 ) -> Float[Tensor, "b t"]:
     """Probability that each row is an outlier, given the rows before it."""
+    covariance = outlier_covariance(batch, levels, noise)
+    robust = with_clutter(model_of_batch(model, batch, noise), probability, covariance)
+    beginning = prior_with_clutter(prior_of_batch(prior, noise))
+    filtered = imm(robust, batch.observations, beginning, fields=("log_mode_probability",))
+    return without_clutter(filtered.log_mode_probability)[1]
+
+
+def outlier_covariance(batch: TargetBatch, levels: Levels, noise: DetectionNoise | None) -> Float[Tensor, "b t d d"]:
+    """Covariance of the positions of outliers, relative to the first detection of a target."""
     y = batch.observations
     deviation = _extent(y).clamp(min=diffuse_deviation(levels)).unsqueeze(-1)
     if noise is not None:  # outliers of a row are spread widely compared with its own noise
         sigma = noise.ordinary.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt()
         deviation = deviation.maximum(DIFFUSE * sigma[batch.rows])
-    covariance = deviation.square()[..., None, None] * torch.eye(y.shape[-1], dtype=y.dtype)
-    robust = with_clutter(model_of_batch(model, batch, noise), probability, covariance)
-    filtered = imm(robust, y, prior_with_clutter(prior_of_batch(prior, noise)), fields=("log_mode_probability",))
-    return without_clutter(filtered.log_mode_probability)[1]
+    return deviation.square()[..., None, None] * torch.eye(y.shape[-1], dtype=y.dtype)
 
 
 def _extent(y: Float[Tensor, "b t d"]) -> Float[Tensor, "b"]:

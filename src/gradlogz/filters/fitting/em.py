@@ -4,6 +4,10 @@
     M   T_ij ∝ sum_t P(s_t-1 = i, s_t = j | y)
         [F_j b_j] = (sum g_tj E[x_t z_t-1^T]) (sum g_tj E[z_t-1 z_t-1^T])⁻¹,  z = (x, 1),  g_tj = P(s_t = j | y)
         Q_j = sum g_tj E[r r^T] / sum g_tj,   r = x_t - F_j x_t-1 - b_j;    H, d and R likewise from y
+        rate_ij = expected number of switches from i to j / expected time in mode i               [hobolth11]
+
+With outliers the E step has twice as many modes (../gaussian/clutter.py): the motion is learned from all of them, H, d
+and R from those of inliers, and the probability of outliers is their expected share of the observed steps.
 
 Missing components of an observation are hidden variables too; they enter by their conditional mean and covariance. With
 one mode, or with an exact smoother, every iteration increases the likelihood; with approximate smoothers nearly every
@@ -20,14 +24,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._pytree import replaced
 from ..._typing import Float, Tensor
+from ...kernels.filters.dispatch import moments_kernel
 from ..gaussian.smoother import Method, Smoothed, smooth
-from ..models.switching_model import Parameters, SwitchingModel
+from ..models.switching_model import Generator, Parameters, SwitchingModel
 from ..moment_matching import symmetric
 from ..prior_and_series import Prior, Series
-from ..validation import prepared
-from .parametrization import MATRICES, PLAIN, FitPlan
-from .training_data import CELLS, FitRun, chunks, observed_entries, valid_steps
+from ..validation import intervals, prepared
+from .parametrization import MATRICES, PLAIN, FitPlan, with_zero_rows
+from .training_data import CELLS, FitRun, System, chunks, observed_entries, valid_steps
 
 # Fields of `Smoothed` that the M step needs.
 MOMENTS = (
@@ -61,12 +67,47 @@ class SufficientStatistics(NamedTuple):
     weight_0: Float[Tensor, "k"]
     x_0: Float[Tensor, "k s"]
     xx_0: Float[Tensor, "k s s"]
+    observed: Float[Tensor, "k"]
     log_likelihood: Float[Tensor, ""]
+
+    def of_inliers(self) -> "SufficientStatistics":
+        """Sums of the first half of the modes."""
+        k = len(self.weight) // 2
+        return self._each(lambda t: t[:k], lambda t: t[:k, :k])
+
+    def of_motion(self) -> "SufficientStatistics":
+        """Sums over inliers and outliers of each mode of the motion."""
+        return self._each(lambda t: t.unflatten(0, (2, -1)).sum(0), without_outliers)
+
+    def _each(self, fold: Callable[[Tensor], Tensor], fold_pairs: Callable[[Tensor], Tensor]) -> "SufficientStatistics":
+        parts = {name: fold(t) for name, t in self._asdict().items() if t.ndim and name != "pairs"}
+        return self._replace(pairs=fold_pairs(self.pairs), **parts)
+
+
+class Expectations(NamedTuple):
+    """Result of the E step: sums, the starts of all series, and expected numbers of switches and times in modes."""
+
+    sums: SufficientStatistics
+    initial_weight: Float[Tensor, "b k"]
+    initial_mean: Float[Tensor, "b k s"]
+    switches: Float[Tensor, "k k"] | None
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Expectations]") -> "Expectations":
+        """Expectations of several groups of series."""
+        sums = SufficientStatistics(*(sum(t[1:], t[0]) for t in zip(*(p.sums for p in parts), strict=True)))
+        weight, mean = (torch.cat(t) for t in zip(*(p[1:3] for p in parts), strict=True))
+        switches = None if parts[0].switches is None else torch.stack([p.switches for p in parts]).sum(0)  # type: ignore[misc]
+        return cls(sums, weight, mean, switches)
+
+
+def without_outliers(pairs: Float[Tensor, "*b k2 k2"]) -> Float[Tensor, "*b k k"]:
+    """Sum over inliers and outliers of pairs of modes."""
+    return pairs.unflatten(-1, (2, -1)).sum(-2).unflatten(-2, (2, -1)).sum(-3)
 
 
 def run_em(
-    model: SwitchingModel,
-    prior: Prior,
+    system: System,
     series: Series,
     plan: FitPlan,
     smoother: Method,
@@ -75,19 +116,19 @@ def run_em(
     report: Callable[[int, float], None],
 ) -> FitRun:
     """Iterate E and M steps until at most `enough` is left to gain."""
-    best, history, converged = (model, prior), [], False
+    best, history, converged = system, [], False
     with torch.no_grad():
         for i in range(max_iterations + 1):
-            sums = _expected(model, prior, series, plan, smoother)
-            history.append(float(sums.log_likelihood))
+            expected = _expected(system, series, plan, smoother)
+            history.append(float(expected.sums.log_likelihood))
             if history[-1] >= max(history):
-                best = (model, prior)
+                best = system
             report(i, history[-1])
             converged = remaining_gain(history) <= enough
             if converged or i == max_iterations:
                 break
-            model, prior = _maximum(model, prior, sums, plan)
-    return FitRun(*best, max(history), history, converged)
+            system = _maximum(system, expected, plan)
+    return FitRun(best, max(history), history, converged)
 
 
 def remaining_gain(history: Sequence[float]) -> float:
@@ -108,23 +149,20 @@ def remaining_gain(history: Sequence[float]) -> float:
     return gains[-1] * c / (1 - c) if c < 1 else math.inf
 
 
-def _expected(
-    model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method
-) -> SufficientStatistics:
+def _expected(system: System, series: Series, plan: FitPlan, smoother: Method) -> Expectations:
     """E step: sums over all series, in chunks."""
-    t, k, s = series.observations.shape[1], model.modes, model.state_size
+    k = system.model.modes * (1 if system.clutter is None else 2)
+    t, s = series.observations.shape[1], system.model.state_size
     size = max(1, CELLS // (t * k * k * 4 * s * s))
-    total: SufficientStatistics | None = None
-    for part in chunks(series, size):
-        sums = _expected_of(model, prior, part, plan, smoother)
-        total = sums if total is None else SufficientStatistics(*(a + b for a, b in zip(total, sums, strict=True)))
-    assert total is not None  # there is a series
-    return total
+    parts = chunks(series, size)
+    return Expectations.joined([_expected_of(system.of_series(rows), part, plan, smoother) for part, rows in parts])
 
 
-def _expected_of(
-    model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method
-) -> SufficientStatistics:
+def _expected_of(system: System, original: Series, plan: FitPlan, smoother: Method) -> Expectations:
+    known = _of_one_mode(system, original, plan, smoother)
+    if known is not None:
+        return known
+    model, prior, series = system.as_filtered(original)
     smoothed = smooth(model, series, prior, method=smoother, fields=MOMENTS)
     now, y, _ = prepared("fit", model, series, validate=False)
     inside, observed = valid_steps(series), observed_entries(series).unsqueeze(-2)
@@ -155,8 +193,9 @@ def _expected_of(
         _observation_error(smoothed, now, y, observed, g, summed) if is_scaled["R"] else (nothing, nothing)
     )
     g_0 = smoothed.initial_log_mode_probability.exp()
-    return SufficientStatistics(
-        (smoothed.log_pair_probability.exp() * inside[..., None, None]).sum((0, 1)),
+    pairs = smoothed.log_pair_probability.exp() * inside[..., None, None]
+    sums = SufficientStatistics(
+        pairs.sum((0, 1)),
         weight,
         x=zz[:, :s, 2 * s],
         xx=zz[:, :s, :s] + summed(smoothed.mode_covariance),
@@ -173,8 +212,74 @@ def _expected_of(
         weight_0=g_0.sum(0),
         x_0=torch.einsum("bk,bks->ks", g_0, smoothed.initial_mode_mean),
         xx_0=torch.einsum("bk,bkse->kse", g_0, _second(smoothed.initial_mode_mean, smoothed.initial_mode_covariance)),
+        observed=torch.einsum("btk,bt->k", g, observed.any(-1).squeeze(-1).to(g.dtype)),
         log_likelihood=smoothed.filtered.log_likelihood.sum(),
     )
+    switches = None
+    if "rate" in plan.learn:
+        motion = pairs if system.clutter is None else without_outliers(pairs)
+        switches = _switches(system.model, original, motion)
+    k = system.model.modes  # outliers do not occur at time 0
+    return Expectations(sums, g_0[:, :k], smoothed.initial_mode_mean[:, :k], switches)
+
+
+def _of_one_mode(system: System, series: Series, plan: FitPlan, smoother: Method) -> Expectations | None:
+    """Expectations in one compiled pass, for a constant model of one mode and series without gaps; None otherwise."""
+    model, prior, clutter = system
+    y, o = series.observations, model.observation_size
+    is_scaled = any(name in plan.learn and plan.structure[name] == "scale" for name in MATRICES)
+    is_plain = model.modes == 1 and clutter is None and not model.continuous and model.steps is None and not is_scaled
+    has_gaps = series.mask is not None or series.lengths is not None
+    if not is_plain or has_gaps or smoother == "kim" or bool(y.isnan().any()):
+        return None
+    zero = y.new_zeros(1)
+    fields = (model.F[0], model.Q[0], model.H[0], model.R[0])
+    offsets = (
+        zero.expand(model.state_size) if model.b is None else model.b[0],
+        zero.expand(o) if model.d is None else model.d[0],
+    )
+    b, s = len(y), model.state_size
+    tensors = (*fields, *offsets, prior.mean.expand(b, 1, s)[:, 0], prior.covariance.expand(b, 1, s, s)[:, 0], y)
+    kernel = moments_kernel(tensors)
+    moments = None if kernel is None else kernel.moments(tensors[:6], *tensors[6:])
+    if moments is None:
+        return None
+    count = y.new_full((1,), float(y.shape[:-1].numel()))
+    sums = SufficientStatistics(
+        pairs=count.view(1, 1),
+        weight=count,
+        **{name: getattr(moments, name).unsqueeze(0) for name in ("x", "xx", "p", "xp", "pp", "yx")},
+        y=y.sum((0, 1)).unsqueeze(0),
+        yy=torch.einsum("bto,btq->oq", y, y).unsqueeze(0),
+        Q_error=zero,
+        Q_count=zero,
+        R_error=zero,
+        R_count=zero,
+        weight_0=y.new_full((1,), float(b)),
+        x_0=moments.initial_mean.sum(0, keepdim=True),
+        xx_0=moments.initial_second.unsqueeze(0),
+        observed=count,
+        log_likelihood=moments.log_likelihood,
+    )
+    return Expectations(sums, y.new_ones(b, 1), moments.initial_mean.unsqueeze(1), None)
+
+
+def _switches(model: SwitchingModel, series: Series, pairs: Float[Tensor, "b t k k"]) -> Float[Tensor, "k k"]:
+    """Expected numbers of switches of the modes between observations, and on the diagonal the expected times in modes.
+
+    Given modes i and j at the ends of an interval, the expected time in mode a and number of switches from a to b are
+    integrals of P_ia(u) P_aj(dt - u) and rate_ab P_ia(u) P_bj(dt - u), divided by P_ij(dt): the derivatives of P_ij in
+    the entries of the generator, each by itself, times 1 or rate_ab.
+    """
+    assert isinstance(model.transition, Generator)  # checked by fit
+    rate, dt = model.transition.rate, intervals("fit", model, series, validate=False)
+    assert dt is not None  # continuous time
+    with torch.enable_grad():
+        entries = rate.detach().clone().requires_grad_()
+        P = torch.linalg.matrix_exp(entries * dt[..., None, None])
+        ratio = torch.where(pairs > 0, pairs / P.detach().clamp(min=1e-300), 0.0)
+        (slope,) = torch.autograd.grad((ratio * P).sum(), entries)
+    return torch.where(torch.eye(len(rate), dtype=torch.bool, device=rate.device), slope, rate * slope)
 
 
 def _observation_moments(
@@ -236,16 +341,23 @@ def _complete(
     return A.expand(*shape, o, s), a.expand(*shape, o), C.expand(*shape, o, o)
 
 
-def _maximum(
-    model: SwitchingModel, prior: Prior, sums: SufficientStatistics, plan: FitPlan
-) -> tuple[SwitchingModel, Prior]:
+def _maximum(system: System, expected: Expectations, plan: FitPlan) -> System:
     """M step. A mode of total weight 0 keeps its parameters."""
+    model, prior, clutter = system
     fields: dict[str, Any] = {}
-    live = sums.weight > 1e-8
+    sums = inliers = expected.sums
+    if clutter is not None:
+        sums, inliers = expected.sums.of_motion(), expected.sums.of_inliers()
+    live, live_inliers = sums.weight > 1e-8, inliers.weight > 1e-8
     if "transition" in plan.learn:
         assert isinstance(model.transition, Tensor)  # checked by fit
         rows = sums.pairs.sum(-1, keepdim=True)
         fields["transition"] = torch.where(rows > 1e-8, sums.pairs / rows.clamp(min=1e-300), model.transition)
+    if expected.switches is not None:
+        assert isinstance(model.transition, Generator)  # checked by fit
+        times = expected.switches.diagonal().unsqueeze(-1)
+        rates = torch.where(times > 0, expected.switches / times.clamp(min=1e-300), model.transition.rate)
+        fields["transition"] = Generator(with_zero_rows(rates))
     pooled = {name: name in plan.shared for name in (*MATRICES, *PLAIN)}
     # State: regress x on (previous x, 1) -----------------------------------------------------------------------------
     state_fit = _regress(
@@ -264,21 +376,21 @@ def _maximum(
     # Observation: regress y on (x, 1) --------------------------------------------------------------------------------
     observation_fit = _regress(
         (model.H, model.d),
-        (sums.yx, sums.y),
-        (sums.xx, sums.x, sums.weight),
-        sums.yy,
+        (inliers.yx, inliers.y),
+        (inliers.xx, inliers.x, inliers.weight),
+        inliers.yy,
         ("H" in plan.learn, "d" in plan.learn),
         (pooled["H"], pooled["d"], pooled["R"]),
     )
     fields |= {
-        name: _update_live(live, new, getattr(model, name))
+        name: _update_live(live_inliers, new, getattr(model, name))
         for name, new in zip(("H", "d"), observation_fit, strict=False)
         if name in plan.learn
     }
     # Noise covariances -----------------------------------------------------------------------------------------------
-    for name, spread, error, count in (
-        ("Q", state_fit[2], sums.Q_error, sums.Q_count),
-        ("R", observation_fit[2], sums.R_error, sums.R_count),
+    for name, spread, error, count, alive in (
+        ("Q", state_fit[2], sums.Q_error, sums.Q_count, live),
+        ("R", observation_fit[2], inliers.R_error, inliers.R_count, live_inliers),
     ):
         if name not in plan.learn:
             continue
@@ -294,10 +406,15 @@ def _maximum(
             continue
         if plan.structure[name] == "diagonal":
             spread = torch.diag_embed(spread.diagonal(dim1=-2, dim2=-1))
-        fields[name] = _update_live(live, spread, current)
+        fields[name] = _update_live(alive, spread, current)
     if "initial" in plan.learn:
         prior = _maximum_of_prior(prior, sums)
-    return dataclasses.replace(model, **fields, validate=False), prior
+    if "initial_mean" in plan.learn:
+        prior = replaced(prior, mean=_maximum_of_mean(prior, expected, plan.one_mean))
+    if clutter is not None and "clutter" in plan.learn:
+        outliers = expected.sums.observed[model.modes :].sum()
+        clutter = clutter._replace(probability=outliers / expected.sums.observed.sum())
+    return System(dataclasses.replace(model, **fields, validate=False), prior, clutter)
 
 
 def _regress(
@@ -359,6 +476,18 @@ def _maximum_of_prior(prior: Prior, sums: SufficientStatistics) -> Prior:
         sums.weight_0.log().log_softmax(-1),
         per="mode",
     )
+
+
+def _maximum_of_mean(prior: Prior, expected: Expectations, one_mean: bool) -> Float[Tensor, "*b k s"]:
+    """Mean that maximises the expected density of x_0; directions in which the covariance is 0 keep their values."""
+    weight, mean, old = expected.initial_weight, expected.initial_mean, prior.mean
+    precision = weight[..., None, None] * torch.linalg.pinv(prior.covariance, hermitian=True)  # [b, k, s, s]
+    excess = (precision @ (mean - old).unsqueeze(-1)).squeeze(-1)
+    if old.ndim == 2:  # one for all series
+        precision, excess = precision.sum(0), excess.sum(0)
+    if one_mean:
+        precision, excess = precision.sum(-3, keepdim=True), excess.sum(-2, keepdim=True)
+    return old + (torch.linalg.pinv(precision, hermitian=True) @ excess.unsqueeze(-1)).squeeze(-1)
 
 
 def _update_live(live: Tensor, new: Tensor, old: Tensor | None) -> Tensor:

@@ -9,21 +9,20 @@ from typing import NamedTuple
 import torch
 
 from ..._typing import Float, Tensor
+from ..gaussian.enumeration import enumerate_modes
 from ..gaussian.likelihood import log_likelihood
 from ..gaussian.smoother import Method
 from ..gaussian.switching import SwitchingFilter
-from ..models.switching_model import SwitchingModel
 from ..moment_matching import symmetric
 from ..prior_and_series import Prior, Series
 from ..validation import initial_state, prepared
 from .lbfgs import ascend
 from .parametrization import FitPlan, Free, constrained, prior_fields, unconstrained
-from .training_data import CELLS, FitRun, chunks, observed_entries
+from .training_data import CELLS, FitRun, System, chunks, observed_entries
 
 
 def run_lbfgs(
-    model: SwitchingModel,
-    prior: Prior,
+    system: System,
     series: Series,
     plan: FitPlan,
     smoother: Method,
@@ -32,15 +31,16 @@ def run_lbfgs(
     report: Callable[[int, float], None],
 ) -> FitRun:
     """Increase the log likelihood until at most `enough` is left to gain (lbfgs.py)."""
-    flat = FlatParameters.of(unconstrained("fit", model, prior, plan))
-    size = max(1, CELLS // (8 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
+    flat = FlatParameters.of(unconstrained("fit", system, plan))
+    size = _chunk(8, system, series)
 
     def evaluate(vector: Tensor) -> tuple[float, Tensor]:
         """Log likelihood and its gradient, in chunks of series."""
         point = vector.detach().requires_grad_()
         value, gradient = 0.0, torch.zeros_like(vector)
-        for part in chunks(series, size):
-            total = _log_likelihood(*constrained(model, prior, plan, flat.parts(point)), part, smoother).sum()
+        for part, rows in chunks(series, size):
+            at_point = constrained(system, plan, flat.parts(point)).of_series(rows)
+            total = _log_likelihood(at_point, part, smoother).sum()
             gradient = gradient + torch.autograd.grad(total, point)[0]
             value += float(total.detach())
         return value, gradient
@@ -50,8 +50,8 @@ def run_lbfgs(
     start = flat.vector(flat.free)
     end = ascend(evaluate, start, scale=scale, enough=enough, max_iterations=max_iterations, report=report)
     with torch.no_grad():
-        fitted = constrained(model, prior, plan, flat.parts(end.best.place))
-    return FitRun(*fitted, end.best.value, end.history, end.converged)
+        fitted = constrained(system, plan, flat.parts(end.best.place))
+    return FitRun(fitted, end.best.value, end.history, end.converged)
 
 
 class FlatParameters(NamedTuple):
@@ -79,8 +79,17 @@ class FlatParameters(NamedTuple):
         return parts
 
 
-def _log_likelihood(model: SwitchingModel, prior: Prior, series: Series, smoother: Method) -> Float[Tensor, "b"]:
+def _chunk(copies: int, system: System, series: Series) -> int:
+    """Number of series whose filters fit into memory, with so many numbers kept for each."""
+    modes = system.model.modes * (1 if system.clutter is None else 2)
+    return max(1, CELLS // (copies * series.observations.shape[1] * modes**2 * system.model.state_size**2))
+
+
+def _log_likelihood(system: System, series: Series, smoother: Method) -> Float[Tensor, "b"]:
     """Log likelihood of each series by the filter of the smoother's forward pass."""
+    model, prior, series = system.as_filtered(series)
+    if smoother == "enumerate":
+        return enumerate_modes(model, series, prior).filtered.log_likelihood
     chosen = SwitchingFilter(model) if smoother == "imm" else SwitchingFilter(model, "gpb")
     parts = zip((prior.mean, prior.covariance, prior.log_mode_probability), (2, 3, 1), strict=True)
     batched = Prior(*(t.unsqueeze(0) if t is not None and t.ndim == n else t for t, n in parts))  # type: ignore[arg-type]
@@ -88,30 +97,28 @@ def _log_likelihood(model: SwitchingModel, prior: Prior, series: Series, smoothe
     return log_likelihood("fit", chosen, prepared("fit", model, series, validate=False), state)
 
 
-def standard_errors(
-    call: str, model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method
-) -> dict[str, Tensor]:
+def standard_errors(call: str, system: System, series: Series, plan: FitPlan, smoother: Method) -> dict[str, Tensor]:
     """Standard errors of the parameters, from those of the unconstrained parameters by the delta method.
 
     The information matrix is the negative Hessian of the log likelihood, or the sum of squared scores if there are more
-    than ten times as many series as parameters.
+    than ten times as many series as parameters. For "enumerate" it is that of the exact likelihood.
     """
-    flat = FlatParameters.of(unconstrained(call, model, prior, plan))
+    flat = FlatParameters.of(unconstrained(call, system, plan))
     free, point = flat.free, flat.vector(flat.free)
     count = len(point)
-    if len(series.observations) > 10 * count:
+    if len(series.observations) > 10 * count:  # so that no parameter belongs to one series
         information = torch.zeros(count, count, dtype=point.dtype, device=point.device)
-        size = max(1, CELLS // (32 * series.observations.shape[1] * model.modes**2 * model.state_size**2))
-        for part in chunks(series, size):
+        for part, rows in chunks(series, _chunk(32, system, series)):
             per_series = {
                 name: t.expand(len(part.observations), *t.shape).clone().requires_grad_() for name, t in free.items()
             }
-            likelihood = _log_likelihood(*constrained(model, prior, plan, per_series), part, smoother).sum()
+            each_system = constrained(system.of_series(rows), plan, per_series)
+            likelihood = _log_likelihood(each_system, part, smoother).sum()
             scores = torch.autograd.grad(likelihood, list(per_series.values()))
             each = flat.vector(dict(zip(per_series, scores, strict=True)), 1)
             information = information + each.mT @ each
     else:
-        information = -_hessian(model, prior, series, plan, smoother, flat)
+        information = -_hessian(system, series, plan, smoother, flat)
     # Directions without information, as of modes of probability 0, have infinite standard errors.
     curvature, ways = torch.linalg.eigh(symmetric(information))
     identified = curvature > count * torch.finfo(point.dtype).eps * curvature.abs().amax()
@@ -119,12 +126,9 @@ def standard_errors(
     unidentified = ways * ~identified
 
     def values(vector: Tensor) -> tuple[Tensor, ...]:
-        made, initial = constrained(model, prior, plan, flat.parts(vector))
-        named = {name: getattr(made, name) for name in plan.learn if name != "initial"}
-        return tuple((named | (prior_fields(initial) if "initial" in plan.learn else {})).values())
+        return tuple(_estimates(constrained(system, plan, flat.parts(vector)), plan).values())
 
-    names = [name for name in plan.learn if name != "initial"]
-    names += list(prior_fields(prior)) if "initial" in plan.learn else []
+    names = list(_estimates(system, plan))
     slopes = torch.autograd.functional.jacobian(values, point)
 
     def error(J: Tensor) -> Tensor:
@@ -135,8 +139,21 @@ def standard_errors(
     return {name: error(J) for name, J in zip(names, slopes, strict=True)}
 
 
+def _estimates(system: System, plan: FitPlan) -> dict[str, Tensor]:
+    """Learned parameters by name."""
+    model, prior, clutter = system
+    named = {name: t for name, t in model.fields().items() if name in plan.learn}
+    if "initial" in plan.learn:
+        named |= prior_fields(prior)
+    if "initial_mean" in plan.learn:
+        named["initial_mean"] = prior.mean
+    if clutter is not None and "clutter" in plan.learn:
+        named["clutter"] = clutter.probability
+    return named
+
+
 def _hessian(
-    model: SwitchingModel, prior: Prior, series: Series, plan: FitPlan, smoother: Method, flat: FlatParameters
+    system: System, series: Series, plan: FitPlan, smoother: Method, flat: FlatParameters
 ) -> Float[Tensor, "p p"]:
     """Second derivatives of the log likelihood: central differences of its gradient.
 
@@ -148,7 +165,7 @@ def _hessian(
 
     def gradient(vector: Tensor) -> Tensor:
         at = vector.detach().requires_grad_()
-        total = _log_likelihood(*constrained(model, prior, plan, flat.parts(at)), series, smoother).sum()
+        total = _log_likelihood(constrained(system, plan, flat.parts(at)), series, smoother).sum()
         return torch.autograd.grad(total, at)[0]
 
     steps = h * torch.eye(len(point), dtype=point.dtype, device=point.device)

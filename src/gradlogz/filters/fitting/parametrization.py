@@ -3,7 +3,10 @@
     transition    softmax of logits, rows sum to one; probabilities 0 stay 0
     Q, R          full: L L^T with exp on the diagonal of L;  diagonal: exp;  scale: exp(l) times the initial matrix
     F, H, b, d    unchanged
+    rate          logarithms of the rates of switches; rates 0 stay 0, and rows sum to zero
     initial       mean unchanged, covariance as L L^T, mode probabilities as a softmax
+    initial_mean  unchanged, of all series or of each
+    clutter       logit of the probability of outliers
 
 Parameters shared by modes are stored once. Leading dimensions (targets) are preserved.
 
@@ -17,21 +20,23 @@ import torch
 from ..._errors import InputValueError
 from ..._pytree import replaced
 from ..._typing import Tensor
-from ..models.switching_model import ENDS, SwitchingModel
+from ..models.switching_model import ENDS, Generator
 from ..prior_and_series import Prior
+from .training_data import System
 
 Structure = Literal["full", "diagonal", "scale"]
 MATRICES = ("Q", "R")
 PLAIN = ("F", "H", "b", "d")
-NAMES = ("transition", *MATRICES, *PLAIN, "initial")
+NAMES = ("transition", "rate", *MATRICES, *PLAIN, "initial", "initial_mean", "clutter")
 
 
 class FitPlan(NamedTuple):
-    """Names of the learned parameters, their structure, and which of them modes share."""
+    """Names of the learned parameters, their structure, and which of them modes share; also the initial mean."""
 
     learn: tuple[str, ...]
     structure: dict[str, Structure]
     shared: tuple[str, ...]
+    one_mean: bool = False
 
 
 Free = dict[str, Tensor]
@@ -44,14 +49,23 @@ def prior_fields(prior: Prior) -> dict[str, Tensor]:
     return {name: getattr(prior, name) for name in names}
 
 
-def unconstrained(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan) -> Free:
-    """Unconstrained parameters of a model."""
+def unconstrained(call: str, system: System, plan: FitPlan) -> Free:
+    """Unconstrained parameters of a system."""
+    model, prior, clutter = system
     free: Free = {}
     for name in plan.learn:
         if name == "transition":
             assert isinstance(model.transition, Tensor)  # checked by fit
             T = model.transition
-            free[name] = torch.where(T > 0, T, 1.0).log().masked_fill(T <= 0, -torch.inf)
+            free[name] = _logarithm(T)
+        elif name == "rate":
+            assert isinstance(model.transition, Generator)  # checked by fit
+            free[name] = _logarithm(model.transition.rate)  # those on the diagonal are negative
+        elif name == "clutter":
+            assert clutter is not None  # checked by fit
+            free[name] = clutter.probability.logit()
+        elif name == "initial_mean":
+            free[name] = prior.mean.narrow(-2, 0, 1) if plan.one_mean else prior.mean
         elif name in MATRICES:
             free[name] = _root(call, name, _once(plan, name, getattr(model, name)), plan.structure[name])
         elif name in PLAIN:
@@ -64,12 +78,18 @@ def unconstrained(call: str, model: SwitchingModel, prior: Prior, plan: FitPlan)
     return {name: t.detach().clone() for name, t in free.items()}
 
 
-def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) -> tuple[SwitchingModel, Prior]:
-    """Model of unconstrained parameters; leading target dimensions give one model for each target."""
+def constrained(system: System, plan: FitPlan, free: Free) -> System:
+    """System of unconstrained parameters; leading target dimensions give one model for each target."""
+    model, prior, clutter = system
     fields: dict[str, Any] = {}
     for name in plan.learn:
         if name == "transition":
             fields[name] = _timed(free[name].softmax(-1), name)
+        elif name == "rate":
+            fields["transition"] = replaced(model.transition, rate=_timed(with_zero_rows(free[name].exp()), name))
+        elif name == "clutter":
+            assert clutter is not None  # checked by fit
+            clutter = clutter._replace(probability=free[name].sigmoid())
         elif name in MATRICES:
             made = _squared(free[name], getattr(model, name), plan.structure[name])
             fields[name] = _timed(_many(plan, name, made, model.modes), name)
@@ -82,7 +102,22 @@ def constrained(model: SwitchingModel, prior: Prior, plan: FitPlan, free: Free) 
             free["log_mode_probability"].log_softmax(-1),
             per="mode",
         )
-    return replaced(model, **fields, validate=False), prior  # the checks of a new model cost as much as a filter
+    if "initial_mean" in plan.learn:
+        mean = free["initial_mean"]
+        prior = replaced(prior, mean=mean.expand(*mean.shape[:-2], model.modes, -1))
+    model = replaced(model, **fields, validate=False)  # the checks of a new model cost as much as a filter
+    return System(model, prior, clutter)
+
+
+def with_zero_rows(rates: Tensor) -> Tensor:
+    """Rates of switches with the diagonal for which rows sum to zero."""
+    off = rates - torch.diag_embed(rates.diagonal(dim1=-2, dim2=-1))
+    return off - torch.diag_embed(off.sum(-1))
+
+
+def _logarithm(t: Tensor) -> Tensor:
+    """Logarithm where t > 0, -inf elsewhere."""
+    return torch.where(t > 0, t, 1.0).log().masked_fill(t <= 0, -torch.inf)
 
 
 def _once(plan: FitPlan, name: str, field: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ from ..models.nonlinear_model import NonlinearParameters
 from ..models.switching_model import Parameters
 from ..moment_matching import GaussianMoments, collapse, fill, symmetric, weigh
 
+LEAST = 0.25  # share of the average information that the spread between modes must leave; also in the compiled kernel
+
 
 class FilteredModes(NamedTuple):
     """Filtered Gaussian and log probability of each mode.
@@ -205,14 +207,17 @@ def _transferred(score: Tensor, information: Tensor, moved: Tensor, narrowed: Te
 
 
 def _made_proper(later: BackwardMessage, filtered: FilteredModes) -> BackwardMessage:
-    """Replace the information by the average where it would make a mode less certain: P L P not positive semidefinite.
+    """Replace the information L by the average where the spread of scores between modes takes most of it.
 
-    A tolerance of 0.01 times the variances keeps rounding from deciding.
+    L is to be at least a quarter of the average: P (L - average / 4) P positive semidefinite, with a tolerance of 0.01
+    times the variances, which keeps rounding from deciding. With less, a score that belongs to a narrow Gaussian would
+    be transferred to a wide one nearly undiminished, and the smoothed mean would leave the observations.
     """
     with torch.no_grad():
         P = filtered.covariance
         size = P.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(P.dtype).tiny).rsqrt()
-        gain = symmetric(P @ later.information @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
+        rest = later.information - LEAST * later.average
+        gain = symmetric(P @ rest @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
         slack = 0.01 * torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
         positive = torch.linalg.cholesky_ex(gain + slack).info == 0
     return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))

@@ -15,15 +15,24 @@ Read next: ../models/switching_model.py, ../../tracking/outliers.py (rejection o
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._errors import InputValueError, check_positive_semidefinite, shape_of
+from ..._pytree import replaced
 from ..._typing import Float, Tensor
 from ..models.switching_model import Generator, SwitchingModel
 from ..moment_matching import symmetrized
 from ..prior_and_series import Prior
+
+
+class Clutter(NamedTuple):
+    """Outliers: each observation is one with this probability, and is then drawn from N(mean, covariance)."""
+
+    probability: Float[Tensor, "*b"]
+    covariance: Float[Tensor, "*#t o o"]
+    mean: Float[Tensor, "*#t o"] | None = None
 
 
 def with_clutter(
@@ -51,23 +60,37 @@ def with_clutter(
     tensor([[0.9900, 0.0100],
             [0.9900, 0.0100]])
     """
-    T, o = model.transition, model.observation_size
-    if isinstance(T, Generator):
+    if isinstance(model.transition, Generator):
         problem = "the model must be discrete in time, but it has a Generator"
         raise InputValueError("with_clutter", "model", problem, "Discretise it first: model.at(dt).")
-    p = torch.as_tensor(probability, dtype=T.dtype, device=T.device)
-    if p.ndim or not bool((p >= 0) & (p <= 1)):
-        problem = f"probability must be one number from 0 to 1, got {probability}"
-        raise InputValueError("with_clutter", "probability", problem, "Pass such as 0.01.")
-    if covariance.ndim < 2 or covariance.shape[-2:] != (o, o):
-        problem = f"covariance must end in [{o}, {o}], the size of an observation, got shape {shape_of(covariance)}"
-        raise InputValueError("with_clutter", "covariance", problem, "Pass such as deviation**2 * torch.eye(o).")
-    if mean is not None and mean.shape[-1:] != (o,):
-        problem = f"mean must end in [{o}], the size of an observation, got shape {shape_of(mean)}"
-        raise InputValueError("with_clutter", "mean", problem, "Pass one number for each component, or None for 0.")
+    p = torch.as_tensor(probability, dtype=model.R.dtype, device=model.R.device)
+    clutter = Clutter(p, covariance, mean)
+    check_clutter("with_clutter", model, clutter)
     if model.validate:
         covariance = symmetrized(covariance)
         check_positive_semidefinite("with_clutter", "covariance", covariance)
+    return cluttered(model, clutter._replace(covariance=covariance))
+
+
+def check_clutter(call: str, model: SwitchingModel, clutter: Clutter) -> None:
+    """Check the probability of outliers, and sizes against the model."""
+    (p, covariance, mean), o = clutter, model.observation_size
+    if p.ndim or not bool((p >= 0) & (p <= 1)):
+        problem = f"probability must be one number from 0 to 1, got {p.tolist()}"
+        raise InputValueError(call, "probability", problem, "Pass such as 0.01.")
+    if covariance.ndim < 2 or covariance.shape[-2:] != (o, o):
+        problem = f"covariance must end in [{o}, {o}], the size of an observation, got shape {shape_of(covariance)}"
+        raise InputValueError(call, "covariance", problem, "Pass such as deviation**2 * torch.eye(o).")
+    if mean is not None and mean.shape[-1:] != (o,):
+        problem = f"mean must end in [{o}], the size of an observation, got shape {shape_of(mean)}"
+        raise InputValueError(call, "mean", problem, "Pass one number for each component, or None for 0.")
+
+
+def cluttered(model: SwitchingModel, clutter: Clutter) -> SwitchingModel:
+    """`with_clutter` without checks; the probability may differ between targets, [*b]."""
+    (p, covariance, mean), T, o = clutter, model.transition, model.observation_size
+    assert isinstance(T, Tensor)  # discrete in time
+    p = p[..., None, None, None] if p.ndim else p  # time and modes follow targets
     fields: dict[str, Any] = {
         name: _twice(getattr(model, name), n) for name, n in (("F", 3), ("Q", 3), ("b", 2), ("B", 3))
     }
@@ -81,7 +104,8 @@ def with_clutter(
         fields["D"] = _beside(model.D, torch.zeros_like(model.D), 3)
     both = torch.cat((T * (1 - p), T * p), -1)
     components = None if model.components is None else 2 * model.components
-    return dataclasses.replace(model, transition=torch.cat((both, both), -2), components=components, **fields)
+    fields |= {"transition": torch.cat((both, both), -2), "components": components}
+    return dataclasses.replace(model, **fields) if model.validate else replaced(model, **fields)
 
 
 def prior_with_clutter(prior: Prior) -> Prior:
@@ -124,3 +148,6 @@ def _beside(field: Tensor, other: Tensor, ending: int) -> Tensor:
         ),
         -ending,
     )
+
+
+torch.serialization.add_safe_globals([Clutter])  # for torch.load with weights_only=True

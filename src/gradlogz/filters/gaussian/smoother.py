@@ -99,8 +99,8 @@ def smooth(
     [sarkka08]. The exact cases above are then exact for the linearised model, except "imm" without observations: its
     filter linearises at mixtures, the smoother at their components.
 
-    A quadratic function that increases would not be a valid likelihood for every pair. If later observations make a
-    mode less certain, the smoother uses the average information of the next modes without the spread between them.
+    A quadratic function that hardly decreases would carry pairs of wide Gaussians away. If the next modes disagree so
+    much that less than a quarter of their average information is left, the smoother uses this average.
 
     The result at time t is the collapse of its mode pairs. At the last time "gpb2" therefore equals the filter, and
     "imm" is slightly closer to the exact posterior than the filter.

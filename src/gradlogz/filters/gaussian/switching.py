@@ -431,8 +431,15 @@ def filter_prepared(
     call: str, chosen: SwitchingFilter, series: PreparedSeries, state: FilterState, fields: Collection[str] | None
 ) -> Filtered:
     """Filter a series that has been validated, from a state of imm or gpb2 at time 0; short series are compiled too."""
+    return filter_from(call, chosen, series, state, fields)[1]
+
+
+def filter_from(
+    call: str, chosen: SwitchingFilter, series: PreparedSeries, state: FilterState, fields: Collection[str] | None
+) -> tuple[FilterState, Filtered]:
+    """`filter_prepared`, with the state after the last step."""
     wanted = _requested_fields(call, fields)
-    return _pass(call, chosen, series, state, last=False, wanted=wanted, is_online=True)[1]
+    return _pass(call, chosen, series, state, last=False, wanted=wanted, is_online=True)
 
 
 def _pass(

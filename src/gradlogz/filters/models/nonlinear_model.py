@@ -222,7 +222,7 @@ class NonlinearModel(TensorRecord):
             fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
             remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
             raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
-        models = as_modes(call, models)
+        models = as_modes(call, models, transition)
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=from_array(R)) for m in modes]

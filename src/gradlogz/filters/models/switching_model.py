@@ -264,7 +264,7 @@ class SwitchingModel(TensorRecord):
             fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
             remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
             raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
-        models = as_modes(call, models)
+        models = as_modes(call, models, transition)
         index_sets = tuple(tuple(c) for c in components) if components is not None else None
         lifts = embeddings(call, [(m.F, m.H.shape[-2]) for m in models], index_sets)
         if lifts is not None:
@@ -401,11 +401,17 @@ def convert_fields(model: Any, names: tuple[str, ...]) -> None:
             object.__setattr__(model, name, t)
 
 
-def as_modes(call: str, models: Sequence[Any]) -> list[Any]:
-    """Modes with numpy arrays and numbers converted to tensors, all of one dtype; a number is a 1 by 1 matrix."""
+def as_modes(call: str, models: Sequence[Any], transition: Any) -> list[Any]:
+    """Modes with numpy arrays and numbers converted to tensors, all of one dtype; a number is a 1 by 1 matrix.
+
+    Without any array among the modes, numbers take the dtype of the transition matrix.
+    """
     names = [(j, name) for j, m in enumerate(models) for name in m._fields if name in ENDS]
     values = {f"models[{j}].{name}": getattr(models[j], name) for j, name in names}
-    tensors = from_arrays(values, {f"models[{j}].{name}": len(ENDS[name]) - 1 for j, name in names})
+    sizes = {f"models[{j}].{name}": len(ENDS[name]) - 1 for j, name in names}
+    rates = transition.rate if isinstance(transition, Generator) else transition
+    tensors = from_arrays({**values, "transition": rates}, sizes)
+    del tensors["transition"]  # converted and checked with the model
     check_floats(call, **present(**tensors))
     changes: list[dict[str, Any]] = [{} for _ in models]
     for (j, name), t in zip(names, tensors.values(), strict=True):

@@ -66,6 +66,13 @@ def backward_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_repe
     return kernel_module(f"{__package__}.backward", "numba")
 
 
+def moments_kernel(tensors: tuple[Tensor, ...]) -> Any:
+    """Compiled E step of one mode on the CPU, float64, a module with `moments`; None if none applies."""
+    if tensors[0].device.type != "cpu" or tensors[0].dtype != torch.float64 or WORTH_FILTERING == math.inf:
+        return None
+    return kernel_module(f"{__package__}.one_mode", "numba") if _are_plain(tensors) else None
+
+
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Return True if tensors have values of one kernel dtype on one device, and no derivatives are needed."""
     if not has_values(*tensors) or forward_ad._current_level >= 0:

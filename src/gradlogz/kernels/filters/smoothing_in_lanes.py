@@ -50,6 +50,7 @@ from .targets_in_lanes import (
 )
 
 FILTERED = (11, 14)  # mean, covariance and log probability of each mode, filtered; entries of the table of fields
+LEAST = 0.25  # share of the average information that the spread between modes must leave
 SLACK = 0.01  # of the variances, so that rounding does not decide whether a message is proper
 # Parts of the computation that requested fields need: moments of x_t given each mode, their combination, moments of
 # x_{t-1} given the mode at t.
@@ -350,10 +351,12 @@ def observation_message(
 
 @compiled
 def make_proper(zero: Vector, w: SmoothingMemory, P: int, information: int, mean: int, state: Size) -> None:
-    """Replace the information L by the average where P L P + 0.01 diag P is not positive definite."""
+    """Replace the information L by the average where P (L - average / 4) P + 0.01 diag P is not positive definite."""
     s = size(state)
     one = load(zero, w.ones, 0)
-    times(zero, information, zero, P, w.X, state)
+    for i in range(s * s):
+        store(load(zero, information, i) - number(zero, LEAST) * load(zero, mean, i), w.Y, i)
+    times(zero, w.Y, zero, P, w.X, state)
     for i in range(s):
         for j in range(i + 1):
             total = zero
