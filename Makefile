@@ -4,11 +4,13 @@
 #   make verify      the theory as a program: every statement of the paper, as printed and as corrected
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
+#   make test-device the tests for a CUDA GPU
 #   make bench       benchmarks, JSON rows in benchmarks/results
 #   make probe-calibration    error rates and power of the probe, on 1,140 small models (a quarter of an hour)
 #   make experiment NAME=metric [FULL=1]    train the models of an experiment (experiments/NAME/plan.md)
 #   make lint        format, lint, types, import contracts, import graph, plain words
-#   make docs        the documentation, in site/
+#   make docs        the documentation, in site/, with every link checked and every page opened in Chromium
+#   make wheel       wheel and sdist in dist/, each installed into an empty environment and tested there
 #
 # TORCH_INDEX names an index of CPU wheels of torch, for machines on which the default build would bring CUDA along:
 #   make TORCH_INDEX=<URL> demo
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo verify test test-long bench probe-calibration experiment lint docs clean
+.PHONY: demo verify test test-long test-device bench probe-calibration experiment lint docs wheel clean
 
 demo: .venv/.demo
 	$(BIN)/gradlogz probe
@@ -40,6 +42,9 @@ test: .venv/.test
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests
+
+test-device: .venv/.test
+	$(BIN)/python -m pytest -n $(JOBS) tests/device
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py
@@ -60,11 +65,15 @@ lint: .venv/.lint
 	$(BIN)/python tools/import_graph.py
 	$(BIN)/python tools/plain_words.py
 
+# DOCS=--no-outputs leaves the cells of tutorials alone: the test suite runs them too.
 docs: .venv/.docs
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/site/build.py $(DOCS)
+
+wheel: .venv/.docs
+	$(BIN)/python tools/release_check.py --torch "$$(grep ^torch== constraints.txt)" $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
 
 clean:
-	rm -rf .venv site dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv site build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 
 # Set-up: torch first, because any other package that asks for it would take the newest build of it. -------------------
 
@@ -92,6 +101,6 @@ clean:
 	$(PIP) --editable '.[cli,lint]'
 	@touch $@
 
-.venv/.docs: pyproject.toml .venv/.torch
+.venv/.docs: pyproject.toml constraints.txt .venv/.torch
 	$(PIP) --editable '.[docs]'
 	@touch $@
