@@ -6,7 +6,7 @@
     EXPECTED    seconds that it usually takes, for the time left
     ARGUMENT    arguments of pip install
 
-On a terminal the line is replaced; elsewhere a line is printed every 10 seconds. pip's own output is printed if it fails.
+On a terminal the line is replaced; elsewhere a line is printed every 10 seconds. If pip fails, its output is printed.
 """
 
 import shutil

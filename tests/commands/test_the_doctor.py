@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz.diagnosis import kernel_calls, machine, packages
 from gradlogz.diagnosis.packages import Package
+from gradlogz.diagnosis.records import Diagnosis
 from gradlogz.kernels.attention import dispatch
 from gradlogz.reporting.diagnosis_terminal import diagnosis_lines
 
@@ -74,7 +75,7 @@ def test_what_is_missing_has_a_command(monkeypatch):
     needed = packages.packages()
     assert [package.name for package in needed] == ["torch", "numba", "no-such-package"]
     assert needed[1] == Package("numba", ">=0.68", "fast", packages.installed("numba"))
-    diagnosis = machine.Diagnosis({}, needed, [], [])
+    diagnosis = Diagnosis({}, needed, [], [])
     text = "\n".join(line.plain for line in diagnosis_lines(diagnosis, 80))
     assert "compiled CPU kernels of attention and filters: no-such-package\n  pip install 'gradlogz[fast]'" in text
 

@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_plugin_that_warns_is_not_loaded(tmp_path):
-    (tmp_path / "noisy_plugin.py").write_text("import warnings\n\ndef pytest_configure():\n    warnings.warn('noise')\n")
+    (tmp_path / "noisy_plugin.py").write_text(
+        "import warnings\n\ndef pytest_configure():\n    warnings.warn('noise')\n"
+    )
     metadata = tmp_path / "noisy_plugin-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy-plugin\nVersion: 1.0\n")
@@ -19,7 +21,9 @@ def test_a_plugin_that_warns_is_not_loaded(tmp_path):
 
     def status(*options):
         environment = {**os.environ, "PYTHONPATH": path}
-        return subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, check=False).returncode
+        return subprocess.run(
+            [*command, *options], cwd=ROOT, env=environment, capture_output=True, check=False
+        ).returncode
 
     assert status() == 0
     assert status("-p", "noisy_plugin") != 0  # loaded, it does fail the suite

@@ -15,11 +15,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .._typing import Tensor
-from ..attention import attend
-from ..filters import KalmanModel, Prior, SwitchingModel, imm
+from ..attention.functional import attend
+from ..filters.gaussian.switching import imm
+from ..filters.models.switching_model import KalmanModel, SwitchingModel
+from ..filters.prior_and_series import Prior
 from ..kernels.attention import dispatch
 from ..kernels.attention.scoring import Scoring, Sight
 from ..kernels.filters.dispatch import filtering_kernel
+from .records import ServedCall
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
@@ -36,25 +39,6 @@ class AttentionCall(NamedTuple):
     dtype: torch.dtype = torch.float32
     causal: bool = False
     backward: bool = False
-
-
-class ServedCall(NamedTuple):
-    """The kernel that serves a call on a device, with its error, and its time in units of another's.
-
-    Args:
-        kernel: name of the kernel of the forward pass, and of the backward pass if it differs.
-        passes: the error is within the tolerance of the dtype.
-        ratio: time / time of the rival, and `again` the same of the rival with itself.
-    """
-
-    call: str
-    device: str
-    kernel: str
-    error: float
-    passes: bool
-    ratio: float
-    again: float
-    rival: str
 
 
 CPU_CALLS = (
@@ -101,10 +85,10 @@ def _served_attention(call: AttentionCall, device: torch.device) -> ServedCall:
 
     def ours() -> list[Tensor]:
         a = attend(query, key, value, is_causal=call.causal)
-        rows = [a.output, a.log_normalizer, a.entropy]
+        rows = [row for row in (a.output, a.log_normalizer, a.entropy) if row is not None]
         if not call.backward:
             return rows
-        return [*rows, *torch.autograd.grad((a.output * cotangent).sum() + a.entropy.sum(), operands)]
+        return [*rows, *torch.autograd.grad((rows[0] * cotangent).sum() + rows[2].sum(), operands)]
 
     def theirs() -> object:
         output = scaled_dot_product_attention(query, key, value, is_causal=call.causal)

@@ -1,38 +1,17 @@
 """The diagnosis of a machine: what is installed, which devices there are, and how they are served.
 
-Read next: kernel_calls.py (the calls), packages.py (the extras).
+Read next: records.py (the result), kernel_calls.py (the calls), packages.py (the extras).
 """
 
 import os
 import platform
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
-from .kernel_calls import ServedCall, number_of_calls, served_calls
-from .packages import Package, installed, packages
-
-
-class Device(NamedTuple):
-    """A device of PyTorch, in words."""
-
-    name: str
-    description: str
-
-
-class Diagnosis(NamedTuple):
-    """Versions, packages by extra, devices, and the calls that were measured on each."""
-
-    versions: dict[str, str]
-    packages: list[Package]
-    devices: list[Device]
-    calls: list[ServedCall]
-
-    @property
-    def passes(self) -> bool:
-        """True if every kernel computes what its definition says."""
-        return all(call.passes for call in self.calls)
+from .kernel_calls import number_of_calls, served_calls
+from .packages import installed, packages
+from .records import Device, Diagnosis
 
 
 def diagnose(progress: Callable[[int, int], None] | None = None) -> Diagnosis:

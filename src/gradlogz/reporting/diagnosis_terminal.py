@@ -4,8 +4,8 @@ import shlex
 
 from rich.text import Text
 
-from ..diagnosis.machine import Diagnosis
 from ..diagnosis.packages import PURPOSES, missing_extras
+from ..diagnosis.records import Diagnosis
 from .result_table import result_table
 
 HEADS = ("call", "kernel", "error", "time", "of")
