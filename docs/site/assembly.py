@@ -40,7 +40,7 @@ def assemble(target: Path, *, outputs: bool) -> list[str]:
             text = notebook_pages.markdown(path, target / Path(page).parent, run=outputs)
         else:
             text = path.read_text(encoding="utf-8")
-        text, broken = relinked(typeset(text), source, pages)
+        text, broken = relinked(typeset(text), source, pages, target)
         faults += broken
         for name, part in parts_of(page, text).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def typeset(text: str) -> str:
     return INLINE_MATH.sub(lambda match: convert(match[1]), text)
 
 
-def relinked(text: str, source: str, pages: dict[str, str]) -> tuple[str, list[str]]:
+def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tuple[str, list[str]]:
     """Lead links of a page to other pages of the site; files of the repository become code with their path."""
     faults = []
     here = Path(pages[source]).parent
@@ -80,6 +80,8 @@ def relinked(text: str, source: str, pages: dict[str, str]) -> tuple[str, list[s
             return f"{picture}[{label}]({relpath(pages[path], here)}{'#' + anchor if anchor else ''})"
         if path.startswith("docs/pictures/"):
             return f"{picture}[{label}]({relpath(path.removeprefix('docs/'), here)})"
+        if (target / here / file).exists():  # a figure of a tutorial
+            return match[0]
         if not (ROOT / path).exists():
             faults.append(f"{source}: no file {address}")
         return f'<code title="{path}">{label.strip("`")}</code>'

@@ -47,7 +47,7 @@ def _output(source: str, names: dict, name: str) -> list[str]:
     """Run a cell; return what it prints and the value of its last expression as a block of text."""
     tree = ast.parse(source)
     last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
         exec(compile(tree, name, "exec"), names)
         value = eval(compile(last, name, "eval"), names) if last is not None else None
         if value is not None and not source.rstrip().endswith(";"):  # as in Jupyter
