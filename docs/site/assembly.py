@@ -140,6 +140,6 @@ def first_sentence(text: str) -> str:
     """First sentence of the first paragraph of prose."""
     for paragraph in text.split("\n\n"):
         if re.match(r"\s*[A-Z`*]", paragraph) and not paragraph.startswith("```"):
-            prose = re.sub(r"<[^>]+>|[*`]|\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-            return re.split(r"(?<=[.:])\s", prose)[0]
+            prose = re.sub(r"</?code[^>]*>|[*`]|\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+            return re.split(r"(?<=[.])\s", prose)[0]
     return "Generated from the docstrings."
