@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz.diagnosis import kernel_calls, machine, packages
-from gradlogz.diagnosis.packages import Package
+from gradlogz.diagnosis.packages import NeededPackage
 from gradlogz.diagnosis.records import Diagnosis
 from gradlogz.kernels.attention import dispatch
 from gradlogz.reporting.diagnosis_terminal import diagnosis_lines
@@ -74,7 +74,7 @@ def test_what_is_missing_has_a_command(monkeypatch):
     monkeypatch.setattr(packages, "_requirements", lambda: lines)
     needed = packages.packages()
     assert [package.name for package in needed] == ["torch", "numba", "no-such-package"]
-    assert needed[1] == Package("numba", ">=0.68", "fast", packages.installed("numba"))
+    assert needed[1] == NeededPackage("numba", ">=0.68", "fast", packages.installed("numba"))
     diagnosis = Diagnosis({}, needed, [], [])
     text = "\n".join(line.plain for line in diagnosis_lines(diagnosis, 80))
     assert "compiled CPU kernels of attention and filters: no-such-package\n  pip install 'gradlogz[fast]'" in text
@@ -82,7 +82,7 @@ def test_what_is_missing_has_a_command(monkeypatch):
 
 def test_the_definition_is_that_of_torch():
     """Against SDPA and torch.distributions in float64."""
-    call = kernel_calls.AttentionCall("attend", 1, 2, 5, 7, 4, torch.float64)
+    call = kernel_calls.MeasuredCall("attend", 1, 2, 5, 7, 4, torch.float64)
     operands = [torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (5, 7, 7)]
     output, G, entropy = kernel_calls._definition(call, operands, operands[0])
     logits = operands[0] @ operands[1].mT / 2

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+GROUP = "pytest11"  # entry points of plugins
 
 
 def test_a_plugin_that_warns_is_not_loaded(tmp_path):
@@ -15,7 +16,7 @@ def test_a_plugin_that_warns_is_not_loaded(tmp_path):
     metadata = tmp_path / "noisy_plugin-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[pytest11]\nnoisy = noisy_plugin\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nnoisy = noisy_plugin\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/package/test_words_are_checked.py"]
 

@@ -27,7 +27,7 @@ from .records import ServedCall
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
-class AttentionCall(NamedTuple):
+class MeasuredCall(NamedTuple):
     """A call of attend with its statistics; with backward, through the output and the entropy."""
 
     name: str
@@ -42,20 +42,20 @@ class AttentionCall(NamedTuple):
 
 
 CPU_CALLS = (
-    AttentionCall("attend", 1, 8, 512, 512, 64),
-    AttentionCall("attend, causal", 1, 8, 512, 512, 64, causal=True),
-    AttentionCall("attend, backward", 1, 8, 512, 512, 64, backward=True),
-    AttentionCall("attend, bfloat16", 1, 8, 512, 512, 64, dtype=torch.bfloat16),
-    AttentionCall("attend, float64", 1, 8, 256, 256, 64, dtype=torch.float64),
-    AttentionCall("attend, decoding", 1, 8, 1, 2048, 64),
+    MeasuredCall("attend", 1, 8, 512, 512, 64),
+    MeasuredCall("attend, causal", 1, 8, 512, 512, 64, causal=True),
+    MeasuredCall("attend, backward", 1, 8, 512, 512, 64, backward=True),
+    MeasuredCall("attend, bfloat16", 1, 8, 512, 512, 64, dtype=torch.bfloat16),
+    MeasuredCall("attend, float64", 1, 8, 256, 256, 64, dtype=torch.float64),
+    MeasuredCall("attend, decoding", 1, 8, 1, 2048, 64),
 )
 GPU_CALLS = (
-    AttentionCall("attend, bfloat16", 4, 16, 2048, 2048, 64, dtype=torch.bfloat16),
-    AttentionCall("attend, bfloat16, causal", 4, 16, 2048, 2048, 128, dtype=torch.bfloat16, causal=True),
-    AttentionCall("attend, bfloat16, backward", 4, 16, 2048, 2048, 64, dtype=torch.bfloat16, backward=True),
-    AttentionCall("attend, float16", 4, 16, 2048, 2048, 64, dtype=torch.float16),
-    AttentionCall("attend, float32", 4, 16, 1024, 1024, 64),
-    AttentionCall("attend, decoding", 4, 16, 1, 4096, 128, dtype=torch.bfloat16),
+    MeasuredCall("attend, bfloat16", 4, 16, 2048, 2048, 64, dtype=torch.bfloat16),
+    MeasuredCall("attend, bfloat16, causal", 4, 16, 2048, 2048, 128, dtype=torch.bfloat16, causal=True),
+    MeasuredCall("attend, bfloat16, backward", 4, 16, 2048, 2048, 64, dtype=torch.bfloat16, backward=True),
+    MeasuredCall("attend, float16", 4, 16, 2048, 2048, 64, dtype=torch.float16),
+    MeasuredCall("attend, float32", 4, 16, 1024, 1024, 64),
+    MeasuredCall("attend, decoding", 4, 16, 1, 4096, 128, dtype=torch.bfloat16),
 )
 
 
@@ -74,7 +74,7 @@ def number_of_calls(device: torch.device) -> int:
 # Attention ------------------------------------------------------------------------------------------------------------
 
 
-def _served_attention(call: AttentionCall, device: torch.device) -> ServedCall:
+def _served_attention(call: MeasuredCall, device: torch.device) -> ServedCall:
     generator = torch.Generator("cpu").manual_seed(0)
     shapes = ((call.queries, call.size), (call.keys, call.size), (call.keys, call.size))
     operands = [
@@ -100,7 +100,7 @@ def _served_attention(call: AttentionCall, device: torch.device) -> ServedCall:
                       ratio, again, "SDPA")  # fmt: skip
 
 
-def _definition(call: AttentionCall, operands: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+def _definition(call: MeasuredCall, operands: list[Tensor], cotangent: Tensor) -> list[Tensor]:
     """Output, log normaliser, entropy and gradients, from the matrix of logits in float64."""
     query, key, value = wide = [tensor.detach().double().requires_grad_(call.backward) for tensor in operands]
     logits = query @ key.mT / call.size**0.5
@@ -115,7 +115,7 @@ def _definition(call: AttentionCall, operands: list[Tensor], cotangent: Tensor) 
     return [*rows, *torch.autograd.grad((rows[0] * cotangent).sum() + entropy.sum(), wide)]
 
 
-def _kernel_names(call: AttentionCall, operands: list[Tensor]) -> str:
+def _kernel_names(call: MeasuredCall, operands: list[Tensor]) -> str:
     """Name of the kernel, both if the backward pass has another."""
     scoring = Scoring(call.size**-0.5, right=0 if call.causal else None)
     ways = (False, True) if call.backward else (False,)

@@ -20,7 +20,7 @@ PURPOSES = {
 REQUIREMENT = re.compile(r"""([\w.-]+)([^;]*?)\s*(?:;.*extra\s*==\s*["'](\w+)["'].*)?""")
 
 
-class Package(NamedTuple):
+class NeededPackage(NamedTuple):
     """A package that gradlogz or one of its extras needs; `version` is None if it is not installed."""
 
     name: str
@@ -29,9 +29,9 @@ class Package(NamedTuple):
     version: str | None
 
 
-def packages() -> list[Package]:
+def packages() -> list[NeededPackage]:
     """Packages of the library and of the extras in PURPOSES, in the order of pyproject.toml."""
-    return [Package(*part, installed(part[0])) for line in _requirements() if (part := _parsed(line)) is not None]
+    return [NeededPackage(*part, installed(part[0])) for line in _requirements() if (part := _parsed(line)) is not None]
 
 
 def installed(name: str) -> str | None:
@@ -42,7 +42,7 @@ def installed(name: str) -> str | None:
         return None
 
 
-def missing_extras(needed: list[Package]) -> dict[str, list[str]]:
+def missing_extras(needed: list[NeededPackage]) -> dict[str, list[str]]:
     """Packages that are not installed, by extra."""
     missing: dict[str, list[str]] = {}
     for package in needed:

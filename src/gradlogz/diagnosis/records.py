@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from .packages import Package
+from .packages import NeededPackage
 
 
 class ServedCall(NamedTuple):
@@ -35,7 +35,7 @@ class Diagnosis(NamedTuple):
     """Versions, packages by extra, devices, and the calls that were measured on each."""
 
     versions: dict[str, str]
-    packages: list[Package]
+    packages: list[NeededPackage]
     devices: list[Device]
     calls: list[ServedCall]
 
