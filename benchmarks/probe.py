@@ -1,6 +1,6 @@
-"""Cost of the probe: all predictions in one pass, relative to a plain forward pass over the same tokens.
+"""Cost of the probe: all predictions in one pass, relative to a plain forward pass over the same tokens; whole runs.
 
-python benchmarks/run.py probe            MiniLM and SmolLM2 on the CPU, ratios
+python benchmarks/run.py probe            MiniLM and SmolLM2 on one core, in seconds of CPU time
 python3 benchmarks/probe.py [folder]      on a GPU: a model of SmolLM2's shape with random weights, and the time of a
                                           million tokens; writes probe_gpu.json
 """
@@ -9,17 +9,23 @@ import json
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from gradlogz.probing.corpus.batching import Batch
+from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.hooks import without_cache
+from gradlogz.probing.inside.loading import Loaded
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.run_probe import evaluate, measure
 from gradlogz.probing.statistics import GROUPS, merge
 from timing import compare
+
+MODELS = (("minilm", 16, 256, 20_000), ("smollm2", 1, 512, 1_000))  # name, batch, tokens of a run
 
 
 def random_batches(vocabulary: int, rows: int, length: int, count: int) -> list[Batch]:
@@ -35,13 +41,17 @@ def random_batches(vocabulary: int, rows: int, length: int, count: int) -> list[
 
 
 def rows() -> list[dict[str, object]]:
-    """Return ratios on the CPU, for each prediction alone and for all."""
+    """Return ratios of one batch, for each prediction alone and for all, and the stages of whole runs.
+
+    The clock counts the time of this process on a core, which other work on the machine does not change much.
+    """
     from gradlogz.probing.inside.loading import load
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     table: list[dict[str, object]] = []
-    for name, batch, length in (("minilm", 16, 256), ("smollm2", 2, 512)):
-        model = load(name).model
+    for name, batch, length, tokens_of_a_run in MODELS:
+        loaded = load(name, device="cpu")
+        model = loaded.model
         (tokens,) = random_batches(20000, batch, length, 1)
         architecture = discover(model, tokens.inputs)
 
@@ -58,17 +68,26 @@ def rows() -> list[dict[str, object]]:
                 "plain again": plain,
                 "events alone": lambda: looked_at([]),
                 "all predictions": lambda: looked_at(known_predictions()),
+                **{p.name: lambda p=p: looked_at([p]) for p in known_predictions()},
             },
-            rounds=5,
+            rounds=2,
+            clock=time.process_time,
         )
         ratios = {key: round(t / seconds["plain"], 3) for key, t in seconds.items()}
-        each = {}
-        for prediction in known_predictions():
-            begun = time.perf_counter()
-            looked_at([prediction])
-            each[prediction.name] = round((time.perf_counter() - begun) / seconds["plain"], 3)
-        table.append({"model": name, "batch": [batch, length], "ratios": ratios, "events and one prediction": each})
+        each = {p.name: ratios.pop(p.name) for p in known_predictions()}
+        row = {"model": name, "batch": [batch, length], "ratios": ratios, "events and one prediction": each}
+        table.append(row | {"tokens of a run": tokens_of_a_run, "stages": _stages(loaded, tokens_of_a_run)})
+        print(json.dumps(table[-1]), flush=True)
     return table
+
+
+def _stages(loaded: Loaded, tokens: int) -> dict[str, float]:
+    """Return the seconds of CPU time of the parts of a run on the default text."""
+    with mock.patch("time.perf_counter", time.process_time):
+        measured = measure(loaded.model, loaded.tokenizer, corpus_of(loaded.tokenizer, None), tokens=tokens)
+    begun = time.process_time()
+    evaluate(measured)
+    return {**measured.seconds, "judging": time.process_time() - begun}
 
 
 def on_a_gpu() -> list[dict[str, object]]:

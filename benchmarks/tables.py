@@ -257,15 +257,34 @@ def findings() -> str:
 
 
 def probe() -> str:
-    """Time of the probe relative to a plain pass on two cores, one column per model."""
+    """Time of the probe relative to a plain pass on one core, one column per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
     names = [f"{row['model']}, {' x '.join(map(str, row['batch']))} tokens" for row in rows]
-    lines = ["| time relative to a plain pass, two cores | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
+    lines = ["| time relative to a plain pass, one core | " + " | ".join(names) + " |", "|---|" + "---|" * len(rows)]
     for name in ("all predictions", "events alone", "plain again"):
         lines.append(f"| {name} | " + " | ".join(f"{row['ratios'][name]:.2f}" for row in rows) + " |")
     for name in rows[0]["events and one prediction"]:
         cells = (f"{row['events and one prediction'][name]:.2f}" for row in rows)
         lines.append(f"| events and {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def probe_stages() -> str:
+    """Seconds of CPU time of the stages of whole runs, one row per model."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
+    stages = {
+        "model": "pass of the model", "baseline": "random-weights baseline", "matched": "20 matched draws",
+        "judging": "judging",
+    }  # fmt: skip
+    lines = [
+        "| run | " + " | ".join(f"{stage}, s" for stage in stages.values()) + " | judging / measuring |",
+        "|---|" + "---|" * (len(stages) + 1),
+    ]
+    for row in rows:
+        seconds = row["stages"]
+        share = seconds["judging"] / sum(seconds[name] for name in stages if name != "judging")
+        cells = " | ".join(f"{seconds[name]:.0f}" for name in stages)
+        lines.append(f"| {row['model']}, {row['tokens of a run']:,} tokens | {cells} | {share:.2f} |")
     return "\n".join(lines)
 
 
@@ -661,6 +680,7 @@ TABLES = {
     "dynamics gpu": dynamics_gpu,
     "findings": findings,
     "probe": probe,
+    "probe stages": probe_stages,
     "probe gpu": probe_gpu,
     "probe errors": probe_errors,
     "probe power": probe_power,

@@ -7,25 +7,29 @@
 Law: tests/package/test_progress_has_one_meaning.py.
 """
 
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-WIDTH = 40  # width of the bar in characters
+WIDTH = 40  # width of the bar in characters, where the terminal has room for it
 
 Progress = bool | Callable[[int, int], None]
 
 
-def reporter(progress: Progress, unit: str) -> Callable[[int, int], None]:
-    """Return the function to call with (done, total): `progress` itself, text for True, no output for False."""
+def reporter(progress: Progress, unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
+    """Return the function to call with (done, total): `progress` itself, text for True, no output for False.
+
+    names: of all units of work; the text has the name of the next one, on which work begins.
+    """
     if callable(progress):
         return progress
     if not progress:
         return _silent
-    return progress_bar(unit) if sys.stderr.isatty() else progress_lines(unit)
+    return (progress_bar if sys.stderr.isatty() else progress_lines)(unit, names)
 
 
-def progress_bar(unit: str) -> Callable[[int, int], None]:
+def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a text bar on standard error: work done, units per second, and remaining seconds if the total is known."""
     begun = time.perf_counter()
     ended = False
@@ -36,19 +40,21 @@ def progress_bar(unit: str) -> Callable[[int, int], None]:
             return
         rate = done / max(time.perf_counter() - begun, 1e-9)
         text = f"{done:,} {unit}, {rate:,.0f} per second"
+        columns = shutil.get_terminal_size().columns - 1  # a full line would wrap
         if total > 0:
-            filled = min(WIDTH * done // total, WIDTH)
-            text = f"{'█' * filled}{'·' * (WIDTH - filled)} {done:,}/{total:,} {unit}"
-            if done > 0:
-                text += f", {max(total - done, 0) / rate:,.0f} s left"
+            left = f", {max(total - done, 0) / rate:,.0f} s left" if done > 0 else ""
+            text = f" {done:,}/{total:,} {unit}{left}{_at_work(done, names)}"
+            width = max(min(WIDTH, columns - len(text)), 0)
+            filled = min(width * done // total, width)
+            text = f"{'█' * filled}{'·' * (width - filled)}{text}"
             ended = done >= total
-        sys.stderr.write(f"\r{text:<100}" + ("\n" if ended else ""))
+        sys.stderr.write(f"\r{text[:columns]:<{columns}}" + ("\n" if ended else ""))
         sys.stderr.flush()
 
     return show
 
 
-def progress_lines(unit: str) -> Callable[[int, int], None]:
+def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a writer of lines on standard error: one for each tenth of the work, or for each doubling of it."""
     begun = time.perf_counter()
     tenths, least = 0, 1
@@ -67,7 +73,7 @@ def progress_lines(unit: str) -> Callable[[int, int], None]:
                 return
             least = 2 * done
             text = f"{done:,} {unit}"
-        sys.stderr.write(f"{text}, {seconds:,.0f} s\n")
+        sys.stderr.write(f"{text}, {seconds:,.0f} s{_at_work(done, names)}\n")
         sys.stderr.flush()
 
     return show
@@ -75,3 +81,7 @@ def progress_lines(unit: str) -> Callable[[int, int], None]:
 
 def _silent(done: int, total: int) -> None:
     """Show nothing."""
+
+
+def _at_work(done: int, names: Sequence[str]) -> str:
+    return f": {names[done]}" if done < len(names) else ""

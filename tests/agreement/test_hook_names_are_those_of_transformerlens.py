@@ -29,6 +29,8 @@ def gpt2():
             f"blocks.{i}.hook_resid_pre": (f"{block}.ln_1", "input"),
             f"blocks.{i}.hook_resid_mid": (f"{block}.ln_2", "input"),
             f"blocks.{i}.hook_mlp_out": (f"{block}.mlp", "output"),
+            f"blocks.{i}.mlp.hook_pre": (f"{block}.mlp.c_fc", "output"),
+            f"blocks.{i}.mlp.hook_post": (f"{block}.mlp.c_proj", "input"),
             f"blocks.{i}.hook_resid_post": (block, "output"),
         }
     return model, sites
@@ -48,6 +50,8 @@ def bert():
             f"blocks.{i}.hook_resid_pre": (f"{block}.attention.self.query", "input"),
             f"blocks.{i}.hook_resid_mid": (f"{block}.attention.output.LayerNorm", "input"),
             f"blocks.{i}.hook_mlp_out": (f"{block}.output.dense", "output"),
+            f"blocks.{i}.mlp.hook_pre": (f"{block}.intermediate.dense", "output"),
+            f"blocks.{i}.mlp.hook_post": (f"{block}.output.dense", "input"),
             f"blocks.{i}.hook_resid_post": (f"{block}.output.LayerNorm", "input"),
         }
     return model, sites
@@ -66,6 +70,9 @@ def llama():
             f"blocks.{i}.hook_resid_pre": (f"{block}.input_layernorm", "input"),
             f"blocks.{i}.hook_resid_mid": (f"{block}.post_attention_layernorm", "input"),
             f"blocks.{i}.hook_mlp_out": (f"{block}.mlp", "output"),
+            f"blocks.{i}.mlp.hook_pre": (f"{block}.mlp.gate_proj", "output"),
+            f"blocks.{i}.mlp.hook_pre_linear": (f"{block}.mlp.up_proj", "output"),
+            f"blocks.{i}.mlp.hook_post": (f"{block}.mlp.down_proj", "input"),
             f"blocks.{i}.hook_resid_post": (block, "output"),
         }
     return model, sites
@@ -150,12 +157,12 @@ def test_names_and_records_are_one_to_one(build):
     captured = gradlogz.capture(sharpened(build()[0]), batch())
     hooks = captured.hooks(pattern=True)
     back = {place: name for name, place in hooks.names.items()}
-    assert len(back) == len(hooks) == LAYERS * (12 if build is llama else 10)
+    assert len(back) == len(hooks) == LAYERS * (15 if build is llama else 12)
     for name, place in hooks.names.items():
         assert isinstance(place, TensorName)
         assert back[place] == name
         record = getattr(captured, place.record)[place.layer]
-        if place.record == "sublayers":
+        if place.record == "sublayers" and not place.field.startswith("hidden"):
             assert hooks[name] is getattr(record, place.field)
         elif place.field in ("query", "key", "value"):
             assert hooks[name].data_ptr() == getattr(record, place.field).data_ptr()  # a view, not a copy

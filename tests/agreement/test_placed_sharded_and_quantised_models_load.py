@@ -57,6 +57,36 @@ def test_a_device_map_places_the_model(tmp_path, placement):
     assert findings(loaded).summary()[0].verdict == "passed"  # identity
 
 
+OTHERS = {
+    gpt2: [f"transformer.{part}" for part in ("wte", "wpe", "drop", "ln_f")],
+    llama: [f"model.{part}" for part in ("embed_tokens", "norm", "rotary_emb")],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("make", "layers"), [(gpt2, "transformer.h"), (llama, "model.layers")])
+def test_weights_on_the_disk_are_the_weights(tmp_path, make, layers, dtype):
+    folder = save(make(), tmp_path / "model", max_shard_size="8KB")
+    places = {f"{layers}.{i}": "disk" for i in range(2)} | dict.fromkeys([*OTHERS[make], "lm_head"], "cpu")
+    places[OTHERS[make][-1 if make is gpt2 else 1]] = "disk"  # the last norm
+    memory = load(folder, device="cpu", dtype=dtype)
+    disk = load(folder, device_map=places, dtype=dtype)
+    assert "meta" in {p.device.type for p in disk.model.parameters()}
+    assert disk.facts == memory.facts
+    options = {"name": "model", "tokens": None, "draws": 4}
+    found, expected = (gradlogz.probe(each.model, each.tokenizer, TEXTS, **options) for each in (disk, memory))
+    assert "offloaded" in found.facts["model"]["without_baseline"]
+    assert len(found.rows) == len(expected.rows) > 300
+    for row, other in zip(found.rows, expected.rows, strict=True):
+        assert row[:6] == other[:6]
+        torch.testing.assert_close(torch.tensor(row[6:9]), torch.tensor(other[6:9]), rtol=0, atol=0, equal_nan=True)
+    effects = [
+        gradlogz.intervene(each.model, each.tokenizer, TEXTS, tokens=100, fit_tokens=100).rows
+        for each in (disk, memory)
+    ]
+    assert effects[0] == effects[1]
+
+
 def test_one_device_is_no_map(tmp_path):
     with mock.patch.object(loading, "_model", wraps=loading._model) as made:
         load(save(gpt2(), tmp_path / "model"), device="cpu")

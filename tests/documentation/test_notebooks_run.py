@@ -23,7 +23,10 @@ def test_the_cells_run_in_order(notebook, tmp_path, monkeypatch):
     if notebook.stem == "probe_tour":
         assert len(names["heads"]) == 2 * 4
         assert names["findings"].summary()[0].verdict == "passed"  # identity
-        assert "first      last  verdicts" in names["done"].stdout
+        assert "step 0   step 60  verdicts" in names["done"].stdout
+        assert names["table"].columns == ["head", "0", "20", "40", "60"]
+        assert "Paired over the same documents" in names["compared"].stdout
+        assert {row.intervention for row in names["effects"].rows} == {"gradient", "heads"}
         assert names["page"].is_file()
 
 

@@ -14,8 +14,10 @@ import torch
 import gradlogz
 from gradlogz.commands import outputs, probe
 from gradlogz.commands.outputs import check_tables
+from gradlogz.probing.inside import loading
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
 from gradlogz.probing.inside.loading import Checkpoint, load
+from gradlogz.probing.inside.random_models import with_random_weights
 from gradlogz.probing.inside.weights_hash import config_hash, weights_hash
 from gradlogz.probing.prediction_files import prediction_in, selected
 from support.architectures import ARCHITECTURES
@@ -61,6 +63,16 @@ def quantised():
     (folder / "config.json").write_text(json.dumps(config))
     with mock.patch("transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", return_value=False):
         load(folder, device="cpu")
+
+
+def two_devices():
+    places = {torch.device("cuda", 0), torch.device("cuda", 1)}
+    with mock.patch.object(loading, "devices_of", return_value=places):
+        load(model(), device_map="auto")
+
+
+def offloaded():
+    return load(model(), device_map=OFFLOADED).model
 
 
 def without_polars():
@@ -110,7 +122,9 @@ ERRORS = [
     (ValueError, "config_hash: checkpoint", "cut.gguf", cut),
     (ValueError, "load: device_map", "together", lambda: load(model(), device="cpu", device_map="auto")),
     (ValueError, "load: device_map", "JSON", lambda: load(model(), device_map="{x")),
-    (ValueError, "load: device_map", "meta", lambda: load(model(), device_map=OFFLOADED)),
+    (ValueError, "load: device_map", "one device", two_devices),
+    (ValueError, "load: name", "device map", lambda: load(model(), device_map=OFFLOADED | {"transformer.wte": "disk"})),
+    (ValueError, "with_random_weights: model", "offloaded", lambda: with_random_weights(offloaded(), seed=0)),
     (ValueError, "load: revision", "hub", lambda: load(model(), revision="step5")),
     (ValueError, "load: name", "quantised", quantised),
     (ValueError, "Captured.hooks: model", "cross-attention", lambda: gradlogz.capture(*crossing()).hooks()),

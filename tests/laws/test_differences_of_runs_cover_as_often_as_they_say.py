@@ -118,6 +118,21 @@ def test_quantities_of_weights_differ_exactly():
     assert math.isnan(d.p)
 
 
+def test_a_difference_that_is_the_same_in_all_replicates_is_not_tested():
+    """A rank correlation of few depths is often the same in all replicates, which is no evidence of precision."""
+    row = Finding("model", "claim", "", 1, None, "trend", -0.4, -0.5, -0.3, verdict="described", freedom=7.0)
+    runs = []
+    for value in (-0.4, -1.0):
+        each = row._replace(value=value, low=value - 0.1, high=value + 0.1)
+        stored = {place_of(each): Replicates(torch.full((8,), value), 7.0)}  # in float32, as they are stored
+        runs.append(Findings({"model": {"fingerprint": "a"}}, [each], replicates=stored))
+    (d,) = differences_of_rows(*runs, "claim")
+    assert d.value == pytest.approx(-0.6)
+    assert math.isnan(d.p)
+    assert math.isnan(d.low)
+    assert not d.significant
+
+
 def test_rows_that_one_run_lacks_have_no_difference():
     row = Finding("model", "claim", "layer", 1, 0, "x", 0.25, 0.2, 0.3, verdict="supported", freedom=9.0)
     one = Findings({"model": {}}, [row, row._replace(head=1)])

@@ -136,6 +136,10 @@ def test_a_frame_has_the_rows(found):
     assert dict(frame.schema) == {name: types[kind] for name, kind in COLUMNS.items()}
     assert same([from_cells(row) for row in frame.rows()], list(found.rows))
     assert frame["step"].to_list() == [found.facts[row.model].get("step") for row in found.rows]
+    for unit, row in zip(frame["unit"].to_list(), found.rows, strict=True):
+        declared = found.declarations.get(row.prediction)
+        known = {} if declared is None else declared.quantities
+        assert unit == (known[row.quantity].unit if row.quantity in known else "")
 
 
 @given(findings())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz.probing.prediction_files import prediction_in, selected
 from gradlogz.probing.predictions import known_predictions
-from gradlogz.probing.runs.row_table import COLUMNS
+from gradlogz.probing.runs.row_table import COLUMNS, SCHEMA
 from gradlogz.probing.runs.run_folder import read_run
 from support.saved_models import gpt2, save, save_text
 
@@ -73,6 +73,13 @@ def test_rows_are_written_by_probe_and_by_report(own, tmp_path, monkeypatch):
     assert len(lines) == len(findings.rows)
     frame = polars.read_parquet("rows.parquet")
     assert frame.equals(findings.frame())
+    for file in ("rows.parquet", "run/findings.parquet"):
+        assert polars.read_parquet_metadata(file)["gradlogz_schema"] == str(SCHEMA)
+    pandas = pytest.importorskip("pandas")
+    read = pandas.read_csv("rows.csv", keep_default_na=False, na_values={"value": [""]})
+    assert read["value"].tolist() == frame["value"].to_list()
+    assert read["unit"].tolist() == frame["unit"].to_list()
+    assert {row["unit"] for row in frame.to_dicts() if row["prediction"] == "tie" and row["verdict"]} == {"1"}
     assert [float(line[head.index("value")]) for line in lines] == frame["value"].to_list()
 
     again = ["report", "run", "--csv", "again.csv", "--parquet", "again.parquet"]

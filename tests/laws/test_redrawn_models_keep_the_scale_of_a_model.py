@@ -79,6 +79,28 @@ def test_spectra_of_feed_forward_matrices_are_kept():
             torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_of_every_memory_layout_are_redrawn(layout):
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.convolution = nn.Conv2d(8, 8, 3, padding=1).to(memory_format=layout)
+
+        def forward(self, x):
+            x = x + self.attention(x, x, x)[0]
+            return x + self.convolution(x.mT.unflatten(-1, (3, 3))).flatten(2).mT
+
+    torch.manual_seed(0)
+    model, inputs = Mixer(), {"x": torch.randn(2, 9, 8)}
+    architecture, weights = known(model, inputs)
+    before = model.convolution.weight.detach().clone()
+    drawn = RedrawnModels(model, architecture, weights).draw(3).convolution.weight.detach()
+    torch.testing.assert_close(*(torch.linalg.svdvals(W.flatten(1)) for W in (drawn, before)))
+    assert float((drawn - before).norm() / before.norm()) > 0.5
+    assert torch.equal(model.convolution.weight, before)
+
+
 def test_draws_follow_from_their_seeds():
     architecture = BY_NAME["bert"]
     model, inputs = architecture.build(), architecture.inputs()

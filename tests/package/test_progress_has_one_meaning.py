@@ -5,6 +5,8 @@ The text is a bar on a terminal, and a line for every tenth of the work elsewher
 
 import sys
 
+import pytest
+
 from gradlogz._progress import reporter
 
 
@@ -38,6 +40,31 @@ def test_where_there_is_no_terminal_every_tenth_is_a_line(capsys):
     assert "\r" not in shown.err
     assert [line.split(" %")[0] for line in shown.err.splitlines()] == [str(10 * tenth) for tenth in range(1, 11)]
     assert "2,000/2,000 tokens" in shown.err.splitlines()[-1]
+
+
+def test_the_unit_at_work_is_named(capsys, monkeypatch):
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        show = reporter(True, "predictions judged", ["tie", "link"])
+        show(0, 2)
+        show(1, 2)
+        half = capsys.readouterr().err
+        show(2, 2)
+        assert half.rstrip().endswith(": link")
+        assert ("tie" in half) == terminal
+        assert "link" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 120])
+def test_a_bar_fits_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show = reporter(True, "predictions judged", ["feed_forward_hopfield"] * 19)
+    for done in range(20):
+        show(done, 19)
+    _, *bars = capsys.readouterr().err.rstrip("\n").split("\r")
+    assert {len(bar) for bar in bars} == {columns - 1}
+    assert all("judged" in bar for bar in bars) == (columns > 20)
 
 
 def test_where_neither_the_total_is_known_nor_a_terminal_there_every_doubling_is_a_line(capsys):

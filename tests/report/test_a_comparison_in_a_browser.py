@@ -26,8 +26,9 @@ def rows_of(one, table):
 def test_checkpoints_are_in_order_and_their_trends_are_drawn(opened, path):
     one = opened(path)
     heads = one.page.locator("#table-claims th").all_inner_texts()
-    assert heads == ["claim", "model <b>0", "model <b>100", "model <b>200"]
-    assert rows_of(one, "claims")[0] == ["Heads choose.", "supported 0.5", "supported 0.6", "supported 0.7"]
+    assert heads == ["claim", "kind", "model <b>0", "model <b>100", "model <b>200"]
+    values = ["supported 0.5", "supported 0.6", "supported 0.7"]
+    assert rows_of(one, "claims")[0] == ["Heads choose.", "prediction", *values]
     entropy = [row for row in rows_of(one, "differences") if row[0] == "entropy"]
     assert [row[1] for row in entropy] == ["model <b>100", "model <b>200"]
     assert [float(row[3]) for row in entropy] == pytest.approx([0.1, 0.2])
@@ -116,7 +117,7 @@ def test_a_prediction_that_one_run_lacks_is_a_gap():
     runs = read_all([whole.select("entropy"), findings("other", shift=0.1)])
     page = page_of_runs(runs)
     (claims,) = page.sections[0].parts
-    gaps = {row[0].to: row[1] for row in claims.rows}
+    gaps = {row[0].to: row[2] for row in claims.rows}
     assert gaps["ascent"] is None
     assert gaps["entropy"].label == "supported 0.5"
     assert "1 of 1" in page.verdict.sentence
@@ -147,7 +148,7 @@ def test_the_course_of_a_verdict_is_told():
     runs[0] = type(runs[0])(runs[0].facts, runs[0].rows, [f._replace(model="step10") for f in turned])
     (differ, *_) = page_of_runs(read_all(runs)).verdict.groups
     assert differ.chip.label.startswith("2 "), "entropy and novel; linearity is not applicable to two runs"
-    assert dict(_said(differ))["entropy"] == "refuted (step10), supported (step20 to step30)"
+    assert dict(_said(differ))["entropy"] == "refuted (step 10), supported (steps 20 to 30)"
     models = [
         findings("b"),
         type(runs[0])({"a": {}}, [r._replace(model="a") for r in runs[1].rows], turned),

@@ -75,6 +75,10 @@ def test_repeated_weights_are_named(opened, path, runs):
 def test_values_and_verdicts_are_in_the_order_of_steps(runs):
     (line,) = (line.text for line in trajectory_lines(runs, 80) if line.text.startswith("entropy"))
     assert line.split() == ["entropy", "0.500", "0.600", "✓✓✓✓✓"]
+    assert next(trajectory_lines(runs, 80)).text.split() == ["claim", "step", "0", "step", "2000", "verdicts"]
+    entries = {link.label: words for group in page_of_trajectory(runs).verdict.groups for link, words in group.entries}
+    assert entries["entropy"] == "supported: 0.5 to 0.6"
+    assert not any("nan" in words for words in entries.values())
     narrow = [line.text for line in trajectory_lines(runs, 32)]
     assert max(map(len, narrow)) <= 32
     assert "run@step2000." in narrow[-1]  # wrapped, not cut

@@ -78,6 +78,16 @@ def test_the_page_of_the_run_has_a_section(run, opened):
     figure = section.locator("[data-figure]").first
     figure.scroll_into_view_if_needed()
     expect(figure).to_have_attribute("data-drawn", "light")
+    assert "Few documents, fewer than 16" in section.inner_text()
+    assert "Interventions changed the model: their effects are in the last section" in one.page.inner_text("body")
+    section.locator("select").select_option(label="gradient removed / random direction")
+    difference = section.locator("[data-figure]:visible").nth(1)
+    difference.scroll_into_view_if_needed()
+    expect(difference).to_have_attribute("data-drawn", "light")
+    drawn = difference.evaluate("box => box.data.flatMap(t => [...t.y])")
+    effects = interventions_from_json((place / "interventions.json").read_text())
+    rows = effects.table(variant="gradient removed", control="random direction")
+    assert sorted(drawn) == pytest.approx(sorted(row["difference"] for row in rows), rel=1e-3, abs=1e-9)
     section.locator("select").select_option(label="one head: gaussian / mean")
     heat = section.locator("[data-figure]:visible").first
     expect(heat).to_have_attribute("data-drawn", "light")

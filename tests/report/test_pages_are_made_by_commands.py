@@ -12,6 +12,7 @@ from gradlogz import cli
 from gradlogz.commands import probe
 from gradlogz.probing.runs.run_folder import Run, write_run
 from gradlogz.reporting.comparison_terminal import comparison_lines
+from gradlogz.reporting.findings_wording import by_agreement
 from support.invented_findings import DECLARATIONS, findings
 
 
@@ -121,6 +122,28 @@ def test_runs_that_do_not_fit_follow_in_further_tables():
     headings = [line for line in lines if line.startswith("claim")]
     assert len(headings) == 3
     assert all(name in " ".join(headings) for name in names)
+
+
+def test_long_names_of_runs_lose_what_they_share():
+    names = ["pythia-14m@checkpoint-500", "pythia-14m@checkpoint-1000"]
+    claims = [{s.prediction: s for s in findings(name).summary()} for name in names]
+    first, second, *_ = (line.text for line in comparison_lines(names, claims, DECLARATIONS, 80))
+    assert first == "runs  pythia-14m@checkpoint-500, pythia-14m@checkpoint-1000"
+    assert second.split()[1:3] == ["500", "1000"]
+
+
+def test_descriptions_and_self_checks_are_no_agreement_of_verdicts():
+    verdicts = {
+        "tested": ("supported", "supported"), "changed": ("supported", "refuted"), "absent": ("supported", ""),
+        "described": ("described", "described"), "checked": ("passed", "passed"), "broken": ("passed", "failed"),
+    }  # fmt: skip
+    summary = findings("one").summary()[0]
+    runs = [{name: summary._replace(verdict=pair[i]) for name, pair in verdicts.items()} for i in range(2)]
+    agreement = by_agreement(runs)
+    assert agreement.different == ["changed", "broken"]
+    assert agreement.same == ["tested"]
+    assert agreement.described == ["described", "checked"]
+    assert agreement.untested == ["absent"]
 
 
 @pytest.mark.parametrize("name", ["report", "compare"])

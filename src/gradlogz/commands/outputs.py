@@ -180,8 +180,10 @@ def write_tables(csv: str | None, parquet: str | None, findings: "Findings") -> 
     if csv is not None:
         write(csv, findings.csv())
     if parquet is not None:
+        from ..probing.runs.row_table import METADATA
+
         with replaced(parquet) as part:
-            findings.frame().write_parquet(part)
+            findings.frame().write_parquet(part, metadata=METADATA)
 
 
 @contextmanager

@@ -204,11 +204,11 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Pro
     Each prediction is evaluated by itself: one that raises has the verdict "failed" and the reason as its text.
     progress: True for a bar on standard error, or a function f(predictions judged, total).
     """
-    show = reporter(progress, "predictions judged")
     rows: list[Finding] = []
     claims: list[Claim] = []
     replicates: dict[Place, Replicates] = {}
     wanted = [prediction for prediction in chosen(predictions) if prediction.name in measured.state]
+    show = reporter(progress, "predictions judged", [prediction.name for prediction in wanted])
     model = measured.probed.name
     for number, prediction in enumerate(wanted):
         show(number, len(wanted))
@@ -334,12 +334,14 @@ def _matched(
             if interrupted():
                 break
             seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
-            for states in _states(model, batches, predictions, probed, seeds):
+            several = _states(model, batches, predictions, probed, seeds)
+            of_model = {p.name: _values(p, several[0].model[p.name], drawn) for p in predictions if p.rescaled}
+            for states in several:
                 for p in predictions:
                     values[p.name].append(_values(p, states.rotated[p.name], drawn))
                     if p.rescaled:
-                        pair = (_values(p, state[p.name], drawn) for state in (states.rescaled, states.model))
-                        rescaled[p.name].append(_differences(*pair))
+                        turned = _values(p, states.rescaled[p.name], drawn)
+                        rescaled[p.name].append(_differences(turned, of_model[p.name]))
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
     one, other = ({name: tuple(lists) for name, lists in each.items()} for each in (values, rescaled))

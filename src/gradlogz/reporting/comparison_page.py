@@ -50,6 +50,7 @@ from .findings_wording import (
     claim_of,
     facts_of,
     keys_cited,
+    kind_of,
     quantity_label,
     sentences_of,
     title_of,
@@ -164,10 +165,11 @@ def _names(runs: Sequence[RunContents], steps: Sequence[float] | None) -> tuple[
 
 def page_of_runs(runs: Runs) -> Page:
     """Comparison page of several runs, as data."""
-    different, same, untested = by_agreement(runs.claims)
+    different, same, described, untested = by_agreement(runs.claims)
     groups = (
         Group(Chip(f"{len(different)} different", colour="blue"), _entries(runs, different)),
         Group(Chip(f"{len(same)} the same in all runs", colour="grey"), _entries(runs, same)),
+        Group(Chip(f"{len(described)} descriptions and self-checks", colour="grey"), _entries(runs, described)),
         Group(Chip(f"{len(untested)} not tested in all runs", colour="grey"), _entries(runs, untested)),
     )
     notes = [f"{name}: {note}" for name, each in zip(runs.names, runs.contents, strict=True) for note in each.run.notes]
@@ -178,14 +180,14 @@ def page_of_runs(runs: Runs) -> Page:
         title=f"Comparison of {len(runs.contents)} {kind}",
         subtitle=", ".join(runs.names) + ".",
         verdict=VerdictBanner(
-            _sentence(len(same), len(same) + len(different)),
+            f"{_sentence(len(same), len(same) + len(different))}{_changed_values(runs)}",
             notes=tuple(notes),
             groups=tuple(group for group in groups if group.entries),
         ),
         sections=(
             Section("Results by run", (_claims(runs),), name="claims"),
             *_differences(runs),
-            *_trends(runs, [*different, *same, *untested]),
+            *_trends(runs, [*different, *same, *described, *untested]),
             *(_claim(runs, prediction, alike) for prediction in runs.predictions),
             Section("Runs", (_described(runs),), name="runs"),
         ),
@@ -216,13 +218,13 @@ def page_of_runs(runs: Runs) -> Page:
 def _entries(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], ...]:
     """A link to each claim, with the verdict of each run."""
     return tuple(
-        (Link(title_of(runs.declarations, prediction), prediction), _verdicts(runs, prediction))
+        (Link(title_of(runs.declarations, prediction), prediction), verdicts_of(runs, prediction))
         for prediction in predictions
     )
 
 
-def _verdicts(runs: Runs, prediction: str) -> str:
-    """Verdicts in the order of the runs, "refuted (step10), supported (step20 to step40)"; one word if all agree."""
+def verdicts_of(runs: Runs, prediction: str) -> str:
+    """Verdicts in the order of the runs, "refuted (step 10), supported (steps 20 to 40)"; one word if all agree."""
     summaries = [claims.get(prediction) for claims in runs.claims]
     words = ["not tested" if claim is None else claim.verdict or "no verdict" for claim in summaries]
     if len(set(words)) == 1:
@@ -231,11 +233,12 @@ def _verdicts(runs: Runs, prediction: str) -> str:
         named = {word: [n for n, w in zip(runs.names, words, strict=True) if w == word] for word in words}
         return ", ".join(f"{word} ({', '.join(names)})" for word, names in named.items())
     parts = [
-        (word, [name for _, name in pairs])
-        for word, pairs in groupby(zip(words, runs.names, strict=True), itemgetter(0))
+        (word, [f"{step:g}" for _, step in pairs])
+        for word, pairs in groupby(zip(words, runs.steps, strict=True), itemgetter(0))
     ]
     return ", ".join(
-        f"{word} ({names[0] if len(names) == 1 else f'{names[0]} to {names[-1]}'})" for word, names in parts
+        f"{word} ({f'step {steps[0]}' if len(steps) == 1 else f'steps {steps[0]} to {steps[-1]}'})"
+        for word, steps in parts
     )
 
 
@@ -244,6 +247,19 @@ def _sentence(same: int, common: int) -> str:
         return "No claim was tested in every run."
     claims = "1 claim was" if common == 1 else f"{common} claims were"
     return f"{claims} tested in every run; the verdict on {same} of {common} is the same in all runs."
+
+
+def _changed_values(runs: Runs) -> str:
+    """Sentence on the values that differ significantly between the first run and the last."""
+    tested = [d for d in runs.differences.values() if not math.isnan(d.p)]
+    if not tested:
+        return ""
+    pairing = "paired over the same documents" if all(d.paired for d in tested) else "not all paired"
+    count = sum(d.significant for d in tested)
+    return (
+        f" {count} of {len(tested)} values with a confidence interval differ significantly between {runs.names[0]} and "
+        f"{runs.names[-1]} (FDR 5 %, {pairing})."
+    )
 
 
 def _order(runs: Runs) -> str:
@@ -262,17 +278,18 @@ def _alike(runs: Runs) -> tuple[Choice, ...]:
 
 
 def _claims(runs: Runs) -> Table:
-    columns = (Column("claim"), *(Column(name) for name in runs.names))
+    columns = (Column("claim"), Column("kind"), *(Column(name) for name in runs.names))
     rows = []
     for prediction in runs.predictions:
         summaries = [claims.get(prediction) for claims in runs.claims]
         words = claim_of(runs.declarations, next(claim for claim in summaries if claim is not None))
-        rows.append((Link(words, prediction), *(_cell(claim) for claim in summaries)))
+        kind = kind_of(runs.declarations, prediction)
+        rows.append((Link(words, prediction), kind, *(_cell(claim) for claim in summaries)))
     caption = (
         "Verdict and value of the statistic, for most claims a median over heads or layers. –: not tested. Each claim "
         "links to its section."
     )
-    return Table("claims", "Claims of the theory", columns, tuple(rows), caption, stacked=True)
+    return Table("claims", "Claims by run", columns, tuple(rows), caption, stacked=True)
 
 
 def _differences(runs: Runs) -> tuple[Section, ...]:

@@ -11,6 +11,7 @@ Read next: comparison_page.py (the page), ../probing/runs/differences.py, findin
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .._displays import PLAIN_WIDTH
@@ -38,6 +39,9 @@ def comparison_lines(
 
     differences: of two runs, by prediction. details: add the sentences of each run below its line.
     """
+    full, names = names, _short_names(names, CELL - 1)
+    if names != full:
+        yield from (StyledLine(line, "dim") for line in textwrap.wrap(f"runs  {', '.join(full)}", width))
     if len(names) == 2 and differences and width >= PLAIN_WIDTH:
         yield from _of_two(names, claims, declarations, differences, width, details=details)
         return
@@ -56,6 +60,16 @@ def comparison_lines(
             cells = [_cell(summary, CELL) for summary in summaries] + ([_change(summaries)] if changes else [])
             yield StyledLine(_line(text, cells, [CELL] * len(cells), title, GAP))
             yield from _details(prediction, names[part], claims[part], declarations, width, details=details)
+
+
+def _short_names(names: Sequence[str], width: int) -> Sequence[str]:
+    """Names of runs without parts that all begin with, as few as make them fit: step10, step20 of net@step10, ..."""
+    common = next((i for i, letters in enumerate(zip(*names, strict=False)) if len({*letters}) > 1), 0)
+    for end in [0, *(i + 1 for i, letter in enumerate(names[0][:common]) if letter in "@/-_. ")]:
+        short = [name[end:] for name in names]
+        if all(short) and max(map(len, short)) <= width:
+            return names if end == 0 else short
+    return names
 
 
 def _of_two(
@@ -90,8 +104,8 @@ def _of_two(
 
 
 def _headed(claims: Sequence[Mapping[str, Summary]], declarations: Declarations) -> Iterator[tuple[str, str]]:
-    """Headings, without a prediction, and titles of claims: verdicts differ, verdicts agree, not tested in all runs."""
-    headings = ("verdicts differ", "same verdict", "not tested in every run")
+    """Headings, without a prediction, and titles of claims, by the agreement of their verdicts."""
+    headings = ("verdicts differ", "same verdict", "descriptions and self-checks", "not tested in every run")
     for heading, predictions in zip(headings, by_agreement(claims), strict=True):
         if predictions:
             yield f"{heading} ({len(predictions)})", ""
@@ -121,7 +135,9 @@ def _line(text: str, cells: Sequence[str], widths: Sequence[int], title: int, ga
 def _cell(summary: Summary | None, width: int) -> str:
     if summary is None:
         return ""
-    return f"{SYMBOLS[summary.verdict]} {decimals(summary.value).rjust(width - 2)}"
+    number = decimals(summary.value)
+    number = number if len(number) <= width - 2 else _short(summary.value)
+    return f"{SYMBOLS[summary.verdict]} {number.rjust(width - 2)}"
 
 
 def _change(summaries: Sequence[Summary | None]) -> str:

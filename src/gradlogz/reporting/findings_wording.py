@@ -315,19 +315,28 @@ def profile(claim: Summary, rows: Iterable[Finding], declaration: Declaration | 
 
 
 class Agreement(NamedTuple):
-    """Predictions of several runs: with different verdicts, with the same verdict, and not tested in every run."""
+    """Predictions of several runs: with different verdicts, with the same verdict, descriptions and self-checks.
+
+    untested: not tested in every run.
+    """
 
     different: list[str]
     same: list[str]
+    described: list[str]
     untested: list[str]
 
 
 def by_agreement(runs: Sequence[Mapping[str, Summary]]) -> Agreement:
-    """Group the predictions of runs; a claim that is absent, not applicable or without verdict is not tested."""
-    agreement = Agreement([], [], [])
+    """Group the predictions of runs; a claim that is absent, not applicable or without verdict is not tested.
+
+    Descriptions and self-checks that all runs pass are no tests, so that their agreement is not counted.
+    """
+    agreement = Agreement([], [], [], [])
     for prediction in dict.fromkeys(name for claims in runs for name in claims):
         verdicts = {claims[prediction].verdict if prediction in claims else "" for claims in runs}
-        if not verdicts <= {*TESTED, "described", "passed"}:
+        if verdicts <= {"described"} or verdicts <= {"passed"}:
+            agreement.described.append(prediction)
+        elif not verdicts <= {*TESTED, "described"} and verdicts != {"passed", "failed"}:
             agreement.untested.append(prediction)
         elif len(verdicts) == 1:
             agreement.same.append(prediction)

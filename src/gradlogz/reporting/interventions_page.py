@@ -1,6 +1,6 @@
 """The page of interventions, and their section on the page of a run.
 
-    a figure for each comparison      effect and control by layer, or a heat map of differences by layer and head
+    figures for each comparison       effect and control, and their difference, by layer; or a heat map of differences
     a table                           all effects, largest differences first
 
 A run folder with the file interventions.json has the section on its page.
@@ -33,6 +33,11 @@ from .interventions_wording import (
 
 FILE, TABLE = INTERVENTIONS  # in the folder of a run
 SHOWN = 12  # rows of the table before it is expanded
+OUTCOMES = {  # outcome: label and colour of its points
+    "": ("no difference at FDR 5 %", "blue"),
+    "above": ("above the control", "vermilion"),
+    "below": ("below the control", "sky"),
+}
 METHODS = (
     "Each intervention replaces one tensor in a pass of the model: the update of an attention or feed-forward "
     "sublayer, or the outputs of heads. The change is the mean loss with the replacement minus that of the model, on "
@@ -81,8 +86,10 @@ def with_interventions(page: Page, source: Any) -> Page:
     methods = (*page.methods, *METHODS)
     known_keys = {reference.key for reference in page.references}
     references = [r for r in cited(keys_in(METHODS)) if r.key not in known_keys]
+    note = "Interventions changed the model: their effects are in the last section, Interventions."
     return replace(
         page,
+        verdict=replace(page.verdict, notes=(*page.verdict.notes, note)),
         sections=(*page.sections, section_of(interventions, Text((headline(interventions),)))),
         methods=methods,
         references=(*page.references, *references),
@@ -112,9 +119,9 @@ def _plain(value: Any) -> Any:
 
 def _view(number: int, comparison: Comparison, labels: Labels, unit: str) -> View:
     title = f"{title_of_variant(comparison.intervention, comparison.variant)} / {comparison.control}"
-    draw = _head_map if comparison.intervention == "heads" else _by_layer
-    figure = draw(f"interventions-{number}", title, comparison, labels, unit)
-    return View(title, (Text((sentence_of(comparison, unit),)), figure))
+    drawings = (_head_map,) if comparison.intervention == "heads" else (_by_layer, _differences)
+    figures = [draw(f"interventions-{number}-{i}", title, comparison, labels, unit) for i, draw in enumerate(drawings)]
+    return View(title, (Text((sentence_of(comparison, unit),)), *figures))
 
 
 def _names(rows: tuple[Effect, ...], labels: Labels) -> list[str]:
@@ -140,6 +147,29 @@ def _by_layer(name: str, title: str, comparison: Comparison, labels: Labels, uni
     return Figure(
         name, title, Axis("layer", "index", names=tuple(names)), Axis("change of the loss", unit), (control, effect),
         caption,
+    )  # fmt: skip
+
+
+def _differences(name: str, title: str, comparison: Comparison, labels: Labels, unit: str) -> Figure:
+    rows = comparison.rows
+    names = _names(rows, labels)
+    marks = []
+    for outcome, (label, colour) in OUTCOMES.items():
+        some = [row for row in rows if row.outcome == outcome]
+        if some:
+            marks.append(Points(
+                label, [names.index(labels[row.layer, row.call]) for row in some],
+                [finite(row.difference) for row in some], colour=colour,
+                text=[_hover(row, labels, unit) for row in some], low=[finite(row.difference_low) for row in some],
+                high=[finite(row.difference_high) for row in some],
+            ))  # fmt: skip
+    caption = (
+        f"Change of the loss by the intervention minus that by its control, {comparison.control}, on the same tokens; "
+        f"bars: 95 % CI of this difference; n = {len(rows)} layers, {rows[0].tokens:,} tokens."
+    )
+    return Figure(
+        name, f"Difference: {title}", Axis("layer", "index", names=tuple(names)), Axis("difference", unit),
+        tuple(marks), caption,
     )  # fmt: skip
 
 
@@ -175,21 +205,21 @@ def _hover(row: Effect, labels: Labels, unit: str) -> str:
 
 def _table(interventions: Interventions, labels: Labels, unit: str) -> Table:
     columns = (
-        Column("intervention"), Column("control"), Column("layer"), Column("head"), Column("change", unit),
-        Column("low", unit), Column("high", unit), Column("control's change", unit), Column("difference", unit),
-        Column("difference low", unit), Column("difference high", unit), Column("p-value"), Column("outcome"),
+        Column("intervention"), Column("control"), Column("layer"), Column("head"), Column("change"),
+        Column("95 % CI"), Column("control's change"), Column("difference"), Column("95 % CI of the difference"),
+        Column("p-value"), Column("outcome"),
     )  # fmt: skip
     rows = sorted(interventions.rows, key=lambda row: (not row.outcome, -abs(row.difference)))
     cells = [
         (
             title_of_variant(r.intervention, r.variant), r.control, labels[r.layer, r.call], r.head, known(r.value),
-            known(r.low), known(r.high), known(r.control_value), known(r.difference), known(r.difference_low),
-            known(r.difference_high), known(r.p), r.outcome or None,
+            interval(r.low, r.high) or None, known(r.control_value), known(r.difference),
+            interval(r.difference_low, r.difference_high) or None, known(r.p), r.outcome or None,
         )
         for r in rows
     ]  # fmt: skip
     caption = (
-        "Differences at FDR 5 % first, then by size. low and high: ends of the 95 % confidence interval of the change; "
-        "outcome: above or below the control at FDR 5 %; head –: all heads, or a feed-forward sublayer."
+        f"Changes and differences in {unit}. Differences at FDR 5 % first, then by size. outcome: above or below the "
+        "control at FDR 5 %; head –: all heads, or a feed-forward sublayer."
     )
-    return Table("effects", f"all {len(rows):,} effects", columns, tuple(cells), caption, shown=SHOWN)
+    return Table("effects", f"all {len(rows):,} effects", columns, tuple(cells), caption, shown=SHOWN, stacked=True)

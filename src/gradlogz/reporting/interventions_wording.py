@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..probing.interventions.records import Comparison, Effect, Interventions
 from .findings_figures import Labels, blocks_of
+from .findings_wording import FEW_DOCUMENTS
 from .formatting import digits, interval
 
 UNITS = {
@@ -51,14 +52,16 @@ def difference_of(row: Effect) -> str:
 
 
 def headline(interventions: Interventions) -> str:
-    """Loss of the model, with the amount of text."""
+    """Loss of the model, with the amount of text, and a caution if it is small."""
     facts = interventions.facts
     loss = "" if facts["loss"] == "representation" else (
         f" {digits(facts['loss_value'])} {unit_of(interventions)}"
         f" (95 % CI {interval(facts['loss_low'], facts['loss_high'])})"
     )  # fmt: skip
     text = f"{facts['tokens']:,} tokens of {facts['documents']} documents"
-    return f"Loss of {interventions.model}, {LOSSES[facts['loss']]}:{loss or ' 0 by definition'}; {text}."
+    few = facts["documents"] < FEW_DOCUMENTS
+    caution = f" Few documents, fewer than {FEW_DOCUMENTS}: only large effects can be found." if few else ""
+    return f"Loss of {interventions.model}, {LOSSES[facts['loss']]}:{loss or ' 0 by definition'}; {text}.{caution}"
 
 
 def sentence_of(comparison: Comparison, unit: str) -> str:

@@ -33,7 +33,7 @@ from ..page import (
 from ..probing.runs.findings_file import plain_record
 from ..probing.runs.records import VERDICTS, Summary
 from .citations import cited
-from .comparison_page import Runs
+from .comparison_page import Runs, verdicts_of
 from .findings_page import GUIDE
 from .findings_sections import SHOWN, counts, statistic
 from .findings_wording import by_agreement, chip, claim_of, keys_cited, title_of, unit_and_formula
@@ -69,10 +69,11 @@ def duplicate_sentences(runs: Runs) -> list[str]:
 
 def page_of_trajectory(runs: Runs) -> Page:
     """Page of the checkpoints of a training run, as data."""
-    different, same, untested = by_agreement(runs.claims)
+    different, same, described, untested = by_agreement(runs.claims)
     groups = (
         Group(Chip(f"{len(different)} with a change of verdict", colour="blue"), _entries(runs, different)),
         Group(Chip(f"{len(same)} with one verdict", colour="grey"), _entries(runs, same)),
+        Group(Chip(f"{len(described)} descriptions and self-checks", colour="grey"), _entries(runs, described)),
         Group(Chip(f"{len(untested)} not tested in all checkpoints", colour="grey"), _entries(runs, untested)),
     )
     notes = [f"{name}: {note}" for name, each in zip(runs.names, runs.contents, strict=True) for note in each.run.notes]
@@ -82,7 +83,8 @@ def page_of_trajectory(runs: Runs) -> Page:
         title=f"Trajectory of {len(runs.names)} checkpoints",
         subtitle=f"{runs.names[0]} to {runs.names[-1]}.",
         verdict=VerdictBanner(
-            f"The verdict on {len(different)} of {len(different) + len(same)} claims changes over the checkpoints.",
+            f"The verdict on {len(different)} of {len(different) + len(same)} tested claims changes over the "
+            "checkpoints.",
             notes=(*duplicate_sentences(runs), *notes),
             groups=tuple(group for group in groups if group.entries),
         ),
@@ -107,12 +109,13 @@ def page_of_trajectory(runs: Runs) -> Page:
 
 
 def _entries(runs: Runs, predictions: Sequence[str]) -> tuple[tuple[Link, str], ...]:
-    """A link to the figures for each claim, with its first and last verdict and value."""
+    """A link to the figures for each claim, with its verdicts, and its first and last value."""
     entries = []
     for prediction in predictions:
-        ends = [claims[prediction] for claims in runs.claims if prediction in claims]
-        texts = [f"{each.verdict or 'no verdict'} {digits(each.value)}" for each in (ends[0], ends[-1])]
-        entries.append((Link(title_of(runs.declarations, prediction), "trajectories"), " to ".join(texts)))
+        values = [v for claims in runs.claims if prediction in claims and math.isfinite(v := claims[prediction].value)]
+        ends = f": {digits(values[0])} to {digits(values[-1])}" if values else ""
+        words = f"{verdicts_of(runs, prediction)}{ends}"
+        entries.append((Link(title_of(runs.declarations, prediction), "trajectories"), words))
     return tuple(entries)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..._typing import Float, Tensor
 from .architecture import Architecture, Norm
+from .offloading import present
 
 ROWS = 8192  # rows that are converted at once
 
@@ -48,12 +49,14 @@ def word_vectors_of(model: nn.Module, architecture: Architecture) -> dict[str, W
     embedding = _part(model, "get_input_embeddings")
     if type(embedding) is nn.Embedding and embedding in names:
         centres = any(n.centres for n in norms)
-        vectors[names[embedding]] = WordVectors("input", embedding.weight.detach(), None, centres)
+        with present(embedding):
+            vectors[names[embedding]] = WordVectors("input", embedding.weight.detach(), None, centres)
     head = unembedding_of(model)
     if architecture.unembedding is not None and type(head) is nn.Linear:  # quantised layers have other rows
         name, norm = architecture.unembedding
         centres = norm is not None and norm.centres
-        vectors[name] = WordVectors("output", head.weight.detach(), norm, centres)
+        with present(head):
+            vectors[name] = WordVectors("output", head.weight.detach(), norm, centres)
     return vectors
 
 

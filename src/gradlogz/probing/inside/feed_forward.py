@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from ..._typing import Float, Tensor
 from .architecture import FeedForward, OutputColumns
+from .offloading import device_of, present
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -125,10 +126,11 @@ class FeedForwardMap(NamedTuple):
 def _matrix(module: nn.Module, inputs: int) -> Float[Tensor, "i o"]:
     """Return the matrix of an affine module; that of unusual modules from the unit vectors."""
     if type(module) is nn.Linear:
-        return module.weight.detach().mT
+        with present(module):
+            return module.weight.detach().mT
     like = next(p for p in module.parameters() if p.ndim >= 2)
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
-    unit = torch.eye(inputs, dtype=dtype, device=like.device)
+    unit = torch.eye(inputs, dtype=dtype, device=device_of(module))
     W: Tensor = module.forward(unit) - module.forward(torch.zeros_like(unit[:1]))
     return W
 

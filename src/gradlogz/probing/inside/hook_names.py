@@ -7,6 +7,9 @@
     blocks.L.hook_resid_pre                   [b, n, D]       sublayers[layer].stream
     blocks.L.hook_attn_out                    [b, n, D]       sublayers[layer].update
     blocks.L.hook_resid_mid                   [b, n, D]       sublayers[layer].after; none if branches are parallel
+    blocks.L.mlp.hook_pre, hook_post          [b, n, H]       hidden units before and after the activation function;
+    blocks.L.mlp.hook_pre_linear              [b, n, H]       in gated maps hook_pre is the gate, hook_pre_linear the
+                                                              other factor and hook_post their product
     blocks.L.hook_mlp_out                     [b, n, D]       sublayers[feed_forward].update
     blocks.L.hook_resid_post                  [b, n, D]       sublayers[feed_forward].after
 
@@ -32,7 +35,8 @@ from .reprojection import at_tokens, call_on
 class TensorName(NamedTuple):
     """Name of a captured tensor: its dictionary in `Captured`, its key there, and a field of the record.
 
-    The fields unrotated_query and unrotated_key are computed from the record, as are pattern and output.
+    The fields unrotated_query, unrotated_key, pattern and output are computed from the record, as are hidden_pre,
+    hidden_linear and hidden_post of feed-forward maps.
     """
 
     record: Literal["attention", "sublayers"]
@@ -43,7 +47,8 @@ class TensorName(NamedTuple):
 class HookedTensors(Mapping[str, Tensor]):
     """Captured tensors by their names in TransformerLens; `names` maps each to the name of the record and field.
 
-    Tensors are views of the records. Unrotated queries and keys and attention weights are computed at each access.
+    Tensors are views of the records. Unrotated queries and keys, attention weights and hidden units are computed at
+    each access.
     """
 
     def __init__(self, attention: Mapping[str, Attended], sublayers: Mapping[str, Passed], *, pattern: bool) -> None:
@@ -53,7 +58,8 @@ class HookedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         record, layer, field = self.names[name]
         if record == "sublayers":
-            tensor: Tensor = getattr(self._sublayers[layer], field)
+            passed = self._sublayers[layer]
+            tensor: Tensor = _hidden(passed, field) if field.startswith("hidden") else getattr(passed, field)
             return tensor
         attended = self._attention[layer]
         if field == "pattern":
@@ -98,6 +104,9 @@ def _names(
         places = {"hook_resid_pre": (layer, "stream"), "hook_attn_out": (layer, "update")}
         places |= {} if parallel or last == layer else {"hook_resid_mid": (layer, "after")}
         places |= {} if last == layer else {"hook_mlp_out": (last, "update")}
+        if last != layer and (hidden := sublayers[last].map) is not None:
+            places |= {"mlp.hook_pre": (last, "hidden_pre"), "mlp.hook_post": (last, "hidden_post")}
+            places |= {} if hidden.form.gate is None else {"mlp.hook_pre_linear": (last, "hidden_linear")}
         places["hook_resid_post"] = (last, "after")
         names |= {f"blocks.{block}.{hook}": TensorName("sublayers", *place) for hook, place in places.items()}
     return names
@@ -117,6 +126,21 @@ def _operands(attended: Attended, *, pattern: bool) -> dict[str, str]:
     return {
         "hook_q": "unrotated_query", "hook_k": "unrotated_key", "hook_rot_q": "query", "hook_rot_k": "key", **hooks,
     }  # fmt: skip
+
+
+@torch.no_grad()
+def _hidden(passed: Passed, field: str) -> Float[Tensor, "b n H"]:
+    """Return the hidden units of a feed-forward map: pre, linear (of gated maps) or post."""
+    hidden = passed.map
+    assert hidden is not None  # else the name would not exist
+    first, gate = hidden.form.first, hidden.form.gate
+    if field == "hidden_linear":
+        return hidden.read(first, passed.input)
+    before = hidden.read(gate or first, passed.input)
+    if field == "hidden_pre":
+        return before
+    after = hidden.activation(before)
+    return after if gate is None else after * hidden.read(first, passed.input)
 
 
 @torch.no_grad()

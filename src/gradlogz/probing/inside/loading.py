@@ -30,6 +30,7 @@ from ..._errors import InputValueError, MissingPackageError
 from ..._paths import user_path
 from .checkpoint_files import AGAIN, check_checkpoint, checked_config, reading
 from .checkpoint_files import first_line as first_line
+from .offloading import META, devices_of
 from .training_step import step_in
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)} | {
@@ -106,7 +107,8 @@ def load(
     Args:
         revision: branch, tag or commit of a model of the hub.
         device_map: placement of the weights while they are read, as in transformers: "auto", "sequential", ..., or a
-            dictionary from module names to devices; in place of `device`. All weights must be on one device.
+            dictionary from module names to devices; in place of `device`. One device computes; weights on "disk", or
+            in the memory of the CPU beside a GPU, are moved to it layer by layer.
 
     Law: tests/agreement/test_loaded_models_are_those_of_their_checkpoints.py.
     """
@@ -126,10 +128,10 @@ def load(
     if isinstance(place, torch.device):
         model = model.to(place)
     model.eval()
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if devices != devices[:1] or devices == ["meta"]:
-        problem = f"device_map must leave all weights on one device, got {', '.join(devices)} (meta: offloaded)"
-        remedy = "Pass sequential, which fills one device first, or dtype bfloat16."
+    devices = devices_of(model)
+    if len(devices) > 1 or META in devices:
+        problem = f"one device must compute all layers, got {', '.join(sorted(map(str, devices)))}"
+        remedy = "Map modules that do not fit to cpu or disk in place of a second device, or pass dtype bfloat16."
         raise InputValueError("load", "device_map", problem, remedy)
     context = _context(model, tokenizer)
     if hasattr(tokenizer, "model_max_length") and context is not None:
@@ -167,6 +169,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     parameter = next(model.parameters(), torch.empty(0))
+    device = next(iter(devices_of(model)), parameter.device)
 
     def setting(*names: str) -> int | None:
         return next((v for n in names if isinstance(v := getattr(text, n, None), int)), None)
@@ -182,7 +185,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "hidden_size": setting("hidden_size", "d_model", "n_embd"),
         "vocabulary": setting("vocab_size"),
         "dtype": str(parameter.dtype).removeprefix("torch."),
-        "device": parameter.device.type,
+        "device": device.type,
     }
 
 
@@ -416,6 +419,9 @@ def _model(
 
 def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     what, remedy = f"the weights in {checkpoint.folder.name} are not readable", AGAIN
+    if "device_map" in options:
+        what = f"the weights in {checkpoint.folder.name} are not readable with this device map"
+        remedy = "Place modules that share weights, as embedding and unembedding, on one device."
     if _is_quantised(options["config"]):
         what = f"the quantised weights in {checkpoint.folder.name} cannot be used here"
         remedy = "Install the package of that quantisation, or probe the model before quantisation."

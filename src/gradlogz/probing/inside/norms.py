@@ -6,12 +6,11 @@
 Read next: discovery.py (norms of the stream), weights.py (norms of queries and keys).
 """
 
-import copy
-
 import torch
 from torch import nn
 
 from ..._typing import Tensor
+from .offloading import plain_copy, present
 
 TOKENS = 256  # random tokens on which a module is tested
 
@@ -22,11 +21,12 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
     A norm has no matrices and no submodules, is invariant to the scale of its input, and multiplies each feature of
     the normalised token by a constant.
     """
-    parameters = list(module.parameters())
-    if any(p.ndim > 1 for p in parameters) or any(True for _ in module.children()):
+    if any(p.ndim > 1 for p in module.parameters()) or any(True for _ in module.children()):
         return None
+    with present(module):
+        parameters = [p.detach().double().cpu() for p in module.parameters()]
     if like.dtype in (torch.float16, torch.bfloat16):  # too coarse to distinguish p from 1 + p
-        module, like = copy.deepcopy(module).float(), like.float()
+        module, like = plain_copy(module).float(), like.float()
     width = like.shape[-1]
     eps = max(torch.finfo(like.dtype).eps, torch.finfo(torch.float32).eps)  # many norms compute in float32
     generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def norm_of(module: nn.Module, like: Tensor) -> tuple[bool, Tensor, Tensor] | No
         return None  # it does not divide by the root mean square
     bias = torch.where(bias.abs() <= 8 * error, 0.0, bias)
     for p in parameters:  # use the exact stored parameters where they match
-        for exact in (p.detach().double().cpu(), 1.0 + p.detach().double().cpu()):
+        for exact in (p, 1.0 + p):
             if exact.shape == gain.shape and float((exact - gain).abs().max()) <= 8 * error:
                 gain = exact
             elif exact.shape == bias.shape and float((exact - bias).abs().max()) <= 8 * error:
@@ -72,7 +72,7 @@ def parameters_of(module: nn.Module, *, centres: bool, like: Tensor) -> tuple[Te
     x = x - x.mean(-1, keepdim=True) if centres else x
     x = x / x.square().mean(-1, keepdim=True).sqrt()
     if like.dtype in (torch.float16, torch.bfloat16):
-        module, like = copy.deepcopy(module).float(), like.float()
+        module, like = plain_copy(module).float(), like.float()
     with torch.no_grad():
         at_large, at_small, bias = (module((s * x).to(like)).double().cpu() for s in (large, small, 0.0))
     gain = (x * (at_large - bias)).sum(0) / x.square().sum(0)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..._errors import InputValueError
+from .offloading import is_offloaded
 
 
 def with_random_weights(model: nn.Module, *, seed: int) -> nn.Module:
@@ -20,6 +21,9 @@ def with_random_weights(model: nn.Module, *, seed: int) -> nn.Module:
     A Hugging Face model is initialised as before training, any other by the `reset_parameters` of its modules. The
     state of torch's random number generators is preserved.
     """
+    if is_offloaded(model):
+        problem = "the weights are offloaded, and those of a second model would not fit into memory"
+        raise InputValueError("with_random_weights", "model", problem, "Load the model on one device.")
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)

@@ -81,6 +81,7 @@ def _views(
                     "propagate", "baselines", problem, "Load the model in float32, or leave out redrawn."
                 )
             done.add(id(parameter))
+            parameter.data = parameter.data.contiguous()  # channels_last weights have no view as a matrix
             yield _view(parameter.detach(), module, rows.get(module), columns.get(module))
 
 

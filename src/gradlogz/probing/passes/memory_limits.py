@@ -12,6 +12,7 @@ from torch import nn
 from ..._errors import InputValueError
 from ..corpus.batching import PADDED
 from ..inside.architecture import Architecture
+from ..inside.offloading import device_of
 from ..prediction import Prediction
 
 LARGE = 2**30  # bytes of matrices from which their size is reported before the pass
@@ -38,7 +39,7 @@ def check_memory(
         size += matrix_bytes(architecture, [p for p in predictions if p.baseline != "weights"])
     if size < LARGE:
         return ""
-    memory = memory_of(next(model.parameters()).device)
+    memory = memory_of(device_of(model))
     gibibytes = f"{size / 2**30:.1f} GiB"
     if memory is not None and size > memory:
         problem = (
@@ -54,7 +55,7 @@ def check_memory(
 
 def tokens_of_a_batch(model: nn.Module) -> int:
     """Return the number of tokens of a batch, padding included; larger on a GPU, where launch time dominates."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     room = (memory_of(device) or 0) // ROOM if device.type == "cuda" else 1
     return PADDED * min(max(room, 1), MOST)
 

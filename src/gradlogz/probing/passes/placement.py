@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from ..corpus.batching import Batch
+from ..inside.offloading import device_of
 
 
 def placed(batch: Batch, model: nn.Module) -> Batch:
     """Return the batch on the device of a model; the decoder of an encoder-decoder reads the text shifted by one."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     inputs = {name: t.to(device, non_blocking=True) for name, t in batch.inputs.items()}
     config = getattr(model, "config", None)
     decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters and "input_ids" in inputs

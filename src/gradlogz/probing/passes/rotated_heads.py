@@ -40,7 +40,7 @@ from ..inside.following import arguments_of, follow
 from ..inside.hooks import evaluation_mode, without_cache
 from ..inside.reprojection import call_on
 from ..prediction import Prediction
-from ..predictions.observables.attention_rows import product_variance
+from ..predictions.observables.product_variance import product_variance
 from ..statistics import merge
 
 
@@ -143,7 +143,7 @@ def rotated_statistics(
             references = [_reference(layer) for layer in layers]
             for layer, reference in zip(layers, references, strict=True):
                 if reference is not None:
-                    _add(of_model, rescaling, _event(layer, reference.call), batch_pass)
+                    _add(of_model, rescaling, _event(layer, reference.call, "scalar"), batch_pass)
     for seed in seeds:
         rotations = Rotations(seed)
         states = DrawStates(_empty(predictions), _empty(rescaling), of_model)
@@ -154,7 +154,8 @@ def rotated_statistics(
                     continue
                 _add(states.rotated, predictions, _event(layer, rotated), batch_pass)
                 if reference is not None:
-                    _add(states.rescaled, rescaling, _event(layer, _rescaled(rotated, reference)), batch_pass)
+                    turned = _rescaled(rotated, reference)
+                    _add(states.rescaled, rescaling, _event(layer, turned, "scalar"), batch_pass)
         yield states
 
 
@@ -216,8 +217,8 @@ def _rescaled(rotated: Call, reference: _Reference) -> Call:
     return turned._replace(query=(turned.query.to(factor.dtype) * factor).to(turned.query.dtype))
 
 
-def _event(layer: _Layer, call: Call) -> Attended:
-    """Return an attention call as the event that predictions read."""
+def _event(layer: _Layer, call: Call, statistics: str = "moments") -> Attended:
+    """Return an attention call as the event that predictions read; "scalar" leaves out attended means of keys."""
     call = call._replace(value=call.value[..., :WIDTH])  # outputs are not needed
-    about = layer.name, layer.sublayer, arguments_of(call), call.attend("moments"), layer.crosses
+    about = layer.name, layer.sublayer, arguments_of(call), call.attend(statistics), layer.crosses
     return Attended(*about, output_projection=layer.output_projection)

@@ -29,7 +29,7 @@ from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity, Remark
-from ..statistics import Histogram, Sums, histogram_of, ratio, sums_of
+from ..statistics import Histogram, Sums, ascending, histogram_of, ratio, sums_of
 from .observables.attention_rows import Rows, applies, rows_of
 from .observables.equal_variance import (
     ABOVE_KEPT,
@@ -219,7 +219,7 @@ def _columns(rows: Rows, beta: float) -> tuple[Float[Tensor, "b h k"], Float[Ten
     s, n = rows.logits, rows.visible
     G = s.logsumexp(-1)
     p = (s - G.unsqueeze(-1)).exp()
-    heaviest = p.sort(-1, descending=True).values
+    heaviest = ascending(p).flip(-1)
     k = 1 + (heaviest.cumsum(-1) < MASS).sum(-1).to(p.dtype)
     k = torch.minimum(k, n)
     held = k / n

@@ -29,13 +29,15 @@ from .records import NAN, Finding, Summary
 from .replicates import place_of
 
 UNJUDGED = ("", "not applicable")
+FLAT = 1e-6  # width of an interval, relative to the values, that is the rounding of replicates in float32
 
 
 class Difference(NamedTuple):
     """The difference of one value between two runs, the second minus the first.
 
-    layer, call, head: empty, 1 and None for the value of a claim. low, high: 95 % confidence interval, NaN if unknown;
-    both equal to the value for quantities of weights alone, which have no sampling error and no p-value.
+    layer, call, head: empty, 1 and None for the value of a claim. low, high: 95 % confidence interval, NaN if unknown,
+    as for a rank correlation that is the same in all replicates; both equal to the value for quantities of weights
+    alone, which have no sampling error and no p-value.
     paired: the interval is that of replicates of the same documents. significant: at FDR 5 %.
     """
 
@@ -155,8 +157,10 @@ def _difference(
     else:
         low = value - math.hypot(b.value - b.low, a.high - a.value)
         high = value + math.hypot(b.high - b.value, a.value - a.low)
+    if high - low <= FLAT * max(abs(a.value), abs(b.value)):
+        low = high = NAN
     numbers = torch.tensor([value, low, high], dtype=torch.float64)
-    p = p_values(numbers[0], numbers[1], numbers[2], freedom) if low < high else NAN
+    p = NAN if math.isnan(low) else p_values(numbers[0], numbers[1], numbers[2], freedom)
     return Difference(*place, a.value, b.value, value, low, high, float(p), paired, False, verdicts)
 
 

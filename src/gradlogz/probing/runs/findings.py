@@ -93,11 +93,11 @@ class Findings:
             raise MissingPackageError("Findings.frame", "polars", "polars is not installed", remedy) from None
         types = {str: polars.String, int: polars.Int64, float: polars.Float64}
         schema = {name: types[kind] for name, kind in COLUMNS.items()}
-        return polars.DataFrame(table_rows(self.facts, self.rows), schema=schema, orient="row")
+        return polars.DataFrame(table_rows(self.facts, self.rows, self.declarations), schema=schema, orient="row")
 
     def csv(self) -> str:
         """Rows as CSV, with the columns of `frame`; needs no other package."""
-        return csv_text(self.facts, self.rows)
+        return csv_text(self.facts, self.rows, self.declarations)
 
     def summary(self) -> list[Summary]:
         """One summary for each prediction of each model, in the order of computation.

@@ -31,6 +31,7 @@ from ..._output_files import reason_of, runs
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
 from .replicates import REPLICATES, read_replicates, write_replicates
+from .row_table import METADATA
 
 FORMAT = 3  # 1 had no declarations, and a file of statistics; 1 and 2 had sentences in place of details
 RUN, PARQUET, STATISTICS = "run.json", "findings.parquet", "statistics.safetensors"
@@ -145,7 +146,7 @@ def _write_files(folder: Path, run: Run) -> None:
     write_findings(folder / FINDINGS, run.findings)
     write_replicates(folder / REPLICATES, run.findings.rows, run.findings.replicates)
     if find_spec("polars") is not None:
-        run.findings.frame().write_parquet(folder / PARQUET)
+        run.findings.frame().write_parquet(folder / PARQUET, metadata=METADATA)
     others = sorted(path for path in folder.iterdir() if path.name != RUN)
     files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
     content = {"format": FORMAT, **{name: getattr(run, name) for name in DESCRIBED}, "files": files}

@@ -5,6 +5,7 @@ Sums            scalars, bootstrapped over documents; mean, ratio, variance, cor
 Comoments       matrices in eight groups of documents; GroupMoments, jackknife, affine_fit, affine_fits
 Histogram       counts between fixed edges; quantiles
 Sample          the tokens with the smallest hashes
+ascending       sorted values
 Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, p_values, facing,
                 benjamini_hochberg; prediction_band of one more draw
 merge           two states into one
@@ -25,6 +26,7 @@ from .histogram import Histogram, histogram_of, quantiles
 from .merging import merge
 from .regression import Fit, affine_fit, affine_fits, solve
 from .sample import SAMPLE, Sample, chosen, sample_of
+from .sorting import ascending
 from .sums import (
     DocumentWeights,
     Sums,
@@ -73,6 +75,7 @@ __all__ = [
     "Sample",
     "chosen",
     "sample_of",
+    "ascending",
     "Estimate",
     "interval_of",
     "benjamini_hochberg",

@@ -208,26 +208,10 @@ def keys_seen(event: Attended, batch_pass: BatchPass) -> Float[Tensor, "#b #h #m
     return count
 
 
-def product_variance(call: AttentionArguments) -> Float[Tensor, "b h m"]:
-    """Variance of the scaled products of every query with its visible keys, uniform or weighted by exp(bias).
-
-    0 for a row without keys. A soft cap is not applied. Computed by key heads, so that the products of one of them are
-    in memory.
-    """
+def log_weights_of_call(call: AttentionArguments) -> tuple[Float[Tensor, "#b #h m n"], bool]:
+    """Bias or 0, and -inf for masked keys, of all rows of a call; whether there is a bias."""
     sight, scoring = _sight(call)
-    dtype = torch.promote_types(call.query.dtype, torch.float32)
-    weights = _log_weights(call, sight, scoring, None).to(dtype).softmax(-1).nan_to_num()  # [#b, #h, m, n]
-    query, key = call.query.to(dtype) * scoring.scale, call.key.to(dtype)
-    key = key - key.mean(-2, keepdim=True)  # an offset would lose digits
-    each = query.shape[1] // key.shape[1]
-    parts = []
-    for g in range(key.shape[1]):
-        heads = slice(g * each, (g + 1) * each)
-        p = weights if weights.shape[1] == 1 else weights[:, heads]
-        s = query[:, heads] @ key[:, g : g + 1].mT
-        away = s - (p * s).sum(-1, keepdim=True)
-        parts.append((p * away.square()).sum(-1))
-    return torch.cat(parts, 1)
+    return _log_weights(call, sight, scoring, None), sight.bias is not None
 
 
 def weight_of_first(event: Attended) -> Float[Tensor, "b h m"]:

@@ -15,13 +15,13 @@ Read next: ../gaussianity.py.
 """
 
 import math
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
 from ...._typing import Bool, Float, Int, Tensor
 from ....dynamics.observables import OBSERVABLES
+from ...statistics import ascending
 
 COMPONENTS = 8  # leading axes; projections from many dimensions look Gaussian
 DIRECTIONS = 16  # random directions in the span of these axes
@@ -34,8 +34,6 @@ LEFT = 1e-3  # smallest share of the variance that must remain
 LARGEST, SLICED = "largest Wasserstein", "sliced Wasserstein"
 AXES, PROJECTIONS = "Wasserstein of principal axes", "Wasserstein of random projections"
 DARLING, LOGISTIC = "Anderson-Darling", "logistic against normal"
-
-_NUMPY = find_spec("numpy") is not None
 
 
 class ProjectedTokens(NamedTuple):
@@ -84,7 +82,7 @@ def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tenso
     z = _whitened(features[..., :axes])
     p = features[..., axes:] - features[..., axes:].mean(-2, keepdim=True)
     p = p / p.square().mean(-2, keepdim=True).sqrt().clamp(min=torch.finfo(p.dtype).tiny)
-    y = _sorted(torch.cat((z @ _directions(z), z, p), -1).mT)
+    y = ascending(torch.cat((z @ _directions(z), z, p), -1).mT)
     W = _wasserstein(y)
     few = y[..., :FEW, :]
     return {
@@ -102,7 +100,7 @@ def shape(features: Float[Tensor, "*b n k"], axes: int) -> dict[str, Float[Tenso
 def largest_square(features: Float[Tensor, "*b n k"], axes: int) -> Float[Tensor, "*b"]:
     """Largest W² over the axes and their random directions; the first statistic of `shape`."""
     z = _whitened(features[..., :axes])
-    return _wasserstein(_sorted(torch.cat((z @ _directions(z), z), -1).mT)).amax(-1)
+    return _wasserstein(ascending(torch.cat((z @ _directions(z), z), -1).mT)).amax(-1)
 
 
 def gaussian_samples(projected: ProjectedTokens, draws: int, generator: torch.Generator) -> Float[Tensor, "m n k"]:
@@ -221,15 +219,6 @@ def _wasserstein(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     n = y.shape[-1]
     quantiles = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n).to(y)
     return (y - quantiles).square().mean(-1)
-
-
-def _sorted(y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Sorted numbers; on a CPU by numpy, which is several times faster than torch."""
-    if y.is_cuda or not _NUMPY:
-        return y.sort(-1).values
-    numbers = y.contiguous().clone().numpy()
-    numbers.sort(-1)
-    return torch.from_numpy(numbers)
 
 
 def _whitened(z: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
