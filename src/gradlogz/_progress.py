@@ -66,7 +66,8 @@ def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int],
             if min(10 * done // total, 10) <= tenths:
                 return
             tenths = min(10 * done // total, 10)
-            text = f"{tenths * 10} %, {done:,}/{total:,} {unit}"
+            left = seconds * (total - done) / done
+            text = f"{tenths * 10} %, {done:,}/{total:,} {unit}, about {left:,.0f} s left"
         else:
             if done < least:
                 return

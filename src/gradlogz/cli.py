@@ -37,7 +37,7 @@ def application() -> "typer.Typer":
     """Return the typer application with all commands."""
     import typer
 
-    from .commands import compare, probe, report, simulate, track, verify
+    from .commands import compare, doctor, probe, report, simulate, track, verify
     from .commands.boundary import bounded
 
     commands = {
@@ -47,6 +47,7 @@ def application() -> "typer.Typer":
         "compare": compare,
         "simulate": simulate,
         "track": track,
+        "doctor": doctor,
     }
 
     app = typer.Typer(

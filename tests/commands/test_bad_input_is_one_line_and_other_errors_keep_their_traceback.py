@@ -20,6 +20,7 @@ CALLS = {  # words that reach the chapter, and the function of the chapter that 
     "compare": (["one", "two"], "gradlogz.reporting.comparison_page.read_all"),
     "simulate": ([], "gradlogz.simulation.run_simulation.simulate"),
     "track": ([], "gradlogz.tracking.run_tracking.track"),
+    "doctor": ([], "gradlogz.diagnosis.machine.diagnose"),
 }
 BAD = {
     "verify": ["--only", "no such statement"],
@@ -28,6 +29,7 @@ BAD = {
     "compare": ["one"],
     "simulate": ["--sweep", "gamma=1:2:3"],
     "track": ["none.csv"],
+    "doctor": ["--json", "no such folder/result.json"],
 }
 EACH = pytest.mark.parametrize("name", [command.name for command in cli.application().registered_commands])
 

@@ -16,6 +16,7 @@ def code_of(notebook):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run_in_order(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "svg")
     names = {"__name__": "__main__"}
     for number, cell in enumerate(code_of(notebook), start=1):
         exec(compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec"), names)
@@ -32,3 +33,8 @@ def test_the_cells_run_in_order(notebook, tmp_path, monkeypatch):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_output_is_stored(notebook):
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_of(notebook))
+
+
+def test_the_page_of_tutorials_lists_every_notebook():
+    page = (NOTEBOOKS[0].parents[1] / "tutorials.md").read_text(encoding="utf-8")
+    assert [path.name for path in NOTEBOOKS if f"(notebooks/{path.name})" not in page] == []

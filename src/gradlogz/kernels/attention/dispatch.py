@@ -111,6 +111,25 @@ def backward(
     return grad_q.to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), grad_bias
 
 
+def serving(
+    query: Float[Tensor, "b h m d"],
+    key: Float[Tensor, "b hk n d"],
+    value: Float[Tensor, "b hk n v"],
+    sight: Sight,
+    scoring: Scoring,
+    *,
+    backward: bool,
+    statistics: bool = True,
+) -> str:
+    """Name of the kernel that serves a call without dropout, as in the table above."""
+    kernel = _compiled_kernel(query, key, value, sight, scoring, None, backward=backward)
+    if kernel is None:
+        plain = not statistics and query.device.type == "cpu" and flash.takes(query, sight, scoring, key.shape[2])
+        return "flash" if plain else "blocked"
+    module = getattr(kernel, "kernel", kernel).__name__.rpartition(".")[2]  # below Chunked
+    return {"cpu": "numba", "hopper": "gluon", "hopper_backward": "gluon"}.get(module, "triton")
+
+
 def _compiled_kernel(
     query: Tensor,
     key: Tensor,
