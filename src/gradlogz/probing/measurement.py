@@ -6,9 +6,25 @@ Read next: run_probe.py (measures and judges it), measurement_file.py (on disk).
 from typing import Any, NamedTuple
 
 from .corpus.batching import Report
+from .corpus.read_documents import ReadDocuments
+from .passes.baseline_rows import BaselineState
+from .passes.matched_draws import Window
 from .prediction import Baseline, Probed
 from .runs.judgement import Measured
 from .runs.records import Token
+
+
+class Joinable(NamedTuple):
+    """What a merge with the measurement of another text needs beside the statistics.
+
+    documents: those that were read.
+    windows: those from which the draws of the matched baseline read.
+    baseline: statistics of the random-weights baseline, by the rule that chose its rows.
+    """
+
+    documents: ReadDocuments
+    windows: list[Window]
+    baseline: BaselineState | None
 
 
 class Measurement(NamedTuple):
@@ -30,3 +46,4 @@ class Measurement(NamedTuple):
     tokens: list[Token]
     seconds: dict[str, float]
     complete: bool
+    joinable: Joinable

@@ -18,7 +18,7 @@ from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
 
-FORMAT = 2  # of the statistics of predictions
+FORMAT = 3  # of the statistics of predictions
 _PROBED = ("name", "architecture", "weights", "seed", "words")  # the cache of results is not written
 
 

@@ -27,13 +27,20 @@ from .extreme_tokens import Candidates, ExtremeToken, candidates, resolved
 
 
 def statistics_of(
-    model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
+    model: nn.Module,
+    architecture: Architecture,
+    batch: Batch,
+    predictions: Sequence[Prediction],
+    state: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[ExtremeToken]]:
     """Return {prediction: its state} for one batch, and the extreme tokens of the batch.
 
     A batch that does not fit into memory is split into halves.
+
+    state: that of the preceding batches, to which this batch is added event by event: large matrices of the batch
+        alone are never stored together.
     """
-    statistics = _fitting(model, architecture, batch, predictions)
+    statistics = _fitting(model, architecture, batch, predictions, state or {})
     if statistics is not None:
         return statistics
     rows = len(batch.keys)
@@ -45,15 +52,20 @@ def statistics_of(
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
     halves = [batch.rows(range(rows // 2)), batch.rows(range(rows // 2, rows))]
-    one, other = (statistics_of(model, architecture, half, predictions) for half in halves)
-    return merge(one[0], other[0]), [*one[1], *other[1]]
+    half, one = statistics_of(model, architecture, halves[0], predictions, state)
+    whole, other = statistics_of(model, architecture, halves[1], predictions, half)
+    return whole, [*one, *other]
 
 
 def _fitting(
-    model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
+    model: nn.Module,
+    architecture: Architecture,
+    batch: Batch,
+    predictions: Sequence[Prediction],
+    before: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[ExtremeToken]] | None:
     """Return `statistics_of` an undivided batch; None, with its memory freed, if the batch does not fit."""
-    state: dict[str, Any] = {p.name: p.empty() for p in predictions}
+    state: dict[str, Any] = {p.name: before.get(p.name, p.empty()) for p in predictions}
     batch_pass = BatchPass(batch)
     faults: dict[str, Tensor] = {}
     largest: list[Candidates] = []
@@ -65,10 +77,8 @@ def _fitting(
             bad = torch.isnan(event.attention.log_normalizer) | torch.isposinf(event.attention.log_normalizer)
             faults[event.layer] = (bad & rows).any(-1).any(0)
             largest.extend(candidates(event, batch_pass))
-        for prediction in predictions:
-            added = prediction.statistics(event, batch_pass)
-            if added is not None:
-                state[prediction.name] = merge(state[prediction.name], added)
+        added = {p.name: p.statistics(event, batch_pass) for p in predictions}
+        state.update(merge({name: state[name] for name in added}, added))  # at once: predictions share statistics
 
     try:
         with follow(model, architecture, handle), torch.no_grad():
