@@ -5,6 +5,7 @@ Read next: checkpoint_runs.py (several checkpoints), ../probing/run_probe.py (th
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,8 +13,10 @@ import typer
 from rich.text import Text
 
 from .._input_errors import InputValueError
-from .boundary import INTERRUPTED
+from .boundary import INTERRUPTED, PARTIAL
 from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
+from .divided_probe import divided_measurement, known_facts
+from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
     RUN_PAGE,
@@ -47,6 +50,8 @@ TRAJECTORY = "trajectory.html"  # page of several checkpoints
 STANDARD_INPUT = "-"
 MODEL = "minilm"  # default model
 STOPPED = "Interrupted: the results cover only the text read so far."
+FAILED = "Parts failed: the results cover the others. The same command tries them again."
+FREE = "Free some space, or drop --keep-statistics."
 UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
 NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
@@ -123,6 +128,15 @@ def command(
     ] = 0.1,
     draws: Annotated[int, typer.Option(min=0, help="Number of draws of the matched baseline; 0 for none.")] = 20,
     intervene: Intervene = None,
+    resume: Resume = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
+    restart: Restart = False,
+    parts: Annotated[int, typer.Option(min=8, help="Most parts of the text, if the work is divided by --resume.")] = 64,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Keep the statistics in the run, for gradlogz merge.")
+    ] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -138,6 +152,9 @@ def command(
     Checkpoints that are finished are not measured again.
 
     Ctrl-C ends the run after the current batch; the results so far are written.
+
+    With --resume the work is divided into parts, on the cores of this machine or on a cluster; the same command
+    continues where it stopped.
     """
     from ..probing.inside.checkpoint_names import checkpoints_of
     from ..probing.prediction_files import selected
@@ -150,8 +167,10 @@ def command(
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline_seed,
-        baseline, draws, allow_pickle, allow_remote_code,
+        baseline, draws, allow_pickle, allow_remote_code, parts,
+        EngineOptions(engine, workers, resume, restart, address), keep_statistics,
     )  # fmt: skip
+    _check_distribution(settings)
     outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
         place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].folder
@@ -179,11 +198,12 @@ class Outputs(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The run of a model, the model, and a sentence on the text that it read."""
+    """The run of a model, the model, a sentence on the text that it read, and the parts that failed."""
 
     run: "Run"
     loaded: "Loaded"
     words: str
+    failures: Mapping[str, str]
 
 
 def _probe(
@@ -191,7 +211,8 @@ def _probe(
 ) -> Probe:
     """Measure and judge one model, and write its run, with these facts added."""
     from ..probing.inside.loading import load
-    from ..probing.measurement_file import read_measurement, write_measurement
+    from ..probing.measurement import joinable_with
+    from ..probing.measurement_file import write_measurement
     from ..probing.run_probe import evaluate
     from ..probing.runs.run_folder import Run, write_run
 
@@ -201,14 +222,14 @@ def _probe(
             dtype=settings.dtype, **settings.allowed,
         )  # fmt: skip
     _check_reading(loaded)
-    repeatable = settings.text != STANDARD_INPUT
-    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
-    if measured is not None:
-        console.print(UNJUDGED, style="dim", highlight=False)
+    failures: Mapping[str, str] = {}
+    if settings.divided:
+        measured, failures = divided_measurement(checkpoint, loaded, settings, facts, console)
+        measured = joinable_with(measured, settings.joinable(checkpoint))
     else:
-        measured = _measured(checkpoint, loaded, settings, facts)
-        if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
-            console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
+        measured = _undivided(checkpoint, loaded, place, settings, facts, console)
+    if settings.keep_statistics and measured.complete and (reason := write_measurement(place, measured, facts)):
+        raise InputValueError("probe", "--keep-statistics", f"the statistics are not written ({reason})", FREE)
     findings = evaluate(measured, predictions=settings.predictions, progress=True)
     report = measured.report
     run = Run(
@@ -221,8 +242,31 @@ def _probe(
         findings=findings,
         complete=measured.complete,
     )
-    write_run(place, run)
-    return Probe(run, loaded, report.words())
+    write_run(place, run, keep_statistics=settings.keep_statistics and measured.complete)
+    return Probe(run, loaded, report.words(), failures)
+
+
+def _undivided(
+    checkpoint: "CheckpointName",
+    loaded: "Loaded",
+    place: Path,
+    settings: Settings,
+    facts: dict[str, str],
+    console: "Console",
+) -> "Measurement":
+    """Measure one model, or read what an earlier command has measured and not judged."""
+    from ..probing.measurement import joinable_with
+    from ..probing.measurement_file import read_measurement, write_measurement
+
+    repeatable = settings.text != STANDARD_INPUT
+    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
+    if measured is not None:
+        console.print(UNJUDGED, style="dim", highlight=False)
+        return measured
+    measured = joinable_with(_measured(checkpoint, loaded, settings, facts), settings.joinable(checkpoint))
+    if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
+        console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
+    return measured
 
 
 def _measured(
@@ -233,8 +277,7 @@ def _measured(
     from ..probing.run_probe import measure
 
     corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
-    known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
-    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
+    known = known_facts(checkpoint, loaded, settings, facts)
     return measure(
         loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
         length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
@@ -252,7 +295,7 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
         problem = "standard input can be read only once, but interventions read the text again"
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     check_place(place)
-    run, loaded, words = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
+    run, loaded, words, failures = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
     effects = None
     with keeping([place]):
         outputs.write(run.findings)
@@ -265,13 +308,14 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
     if effects is not None:
         print_interventions(console, effects)
+    print_failures(console, failures)
     if not run.complete:
-        console.print(STOPPED, style="yellow")
+        console.print(FAILED if failures else STOPPED, style="yellow")
     if outputs.details:
         console.print(words, style="dim", highlight=False)
     line = f"{checkpoint.label}, {measured_line(run.findings.facts[checkpoint.label])}"
     print_closing(console, line, place, page)
-    return 0 if run.complete else INTERRUPTED
+    return 0 if run.complete else PARTIAL if failures else INTERRUPTED
 
 
 def _several(
@@ -290,9 +334,12 @@ def _several(
     done: list[CheckpointRun] = []
 
     def measure(checkpoint: "CheckpointName", folder: Path, facts: dict[str, str]) -> "Run":
-        return _probe(checkpoint, folder, settings, console, facts).run
+        probed = _probe(checkpoint, folder, settings.of_checkpoint(checkpoint), console, facts)
+        failures.update({f"{checkpoint.label}, {name}": error for name, error in probed.failures.items()})
+        return probed.run
 
     folders: list[Path] = []
+    failures: dict[str, str] = {}
     page = "none; fewer than two checkpoints are measured"
     with keeping(folders):
         for each in runs_of(checkpoints, root, settings, console, measure):
@@ -308,10 +355,11 @@ def _several(
             runs = read_all(folders)
             page = _trajectory(root, runs)
             print_lines(console, trajectory_lines(runs, console.width, details=outputs.details))
+    print_failures(console, failures)
     if not complete:
-        console.print(STOPPED, style="yellow")
+        console.print(FAILED if failures else STOPPED, style="yellow")
     print_closing(console, line, root, page)
-    return 0 if complete else INTERRUPTED
+    return 0 if complete else PARTIAL if failures else INTERRUPTED
 
 
 def _trajectory(root: Path, runs: "Runs") -> str:
@@ -341,3 +389,12 @@ def _check_reading(loaded: "Loaded") -> None:
         problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
         remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
         raise InputValueError("probe", "model", problem, remedy)
+
+
+def _check_distribution(settings: Settings) -> None:
+    """Raise if an option of engines is given without a folder of parts, or if the text cannot be read again."""
+    if not settings.divided:
+        settings.distribution.refuse("probe", "--resume")
+    elif settings.text == STANDARD_INPUT:
+        problem = "standard input can be read only once, but --resume continues with the same text"
+        raise InputValueError("probe", "--text", problem, "Save the text to a file.")

@@ -20,11 +20,13 @@ class Joinable(NamedTuple):
     documents: those that were read.
     windows: those from which the draws of the matched baseline read.
     baseline: statistics of the random-weights baseline, by the rule that chose its rows.
+    options: settings of the pass that must be equal, and the source of the model; JSON values by name.
     """
 
     documents: ReadDocuments
     windows: list[Window]
     baseline: BaselineState | None
+    options: dict[str, Any]
 
 
 class Measurement(NamedTuple):
@@ -47,3 +49,8 @@ class Measurement(NamedTuple):
     seconds: dict[str, float]
     complete: bool
     joinable: Joinable
+
+
+def joinable_with(measured: Measurement, options: dict[str, Any]) -> Measurement:
+    """Return a measurement that is joined with those of the same options."""
+    return measured._replace(joinable=measured.joinable._replace(options=options))

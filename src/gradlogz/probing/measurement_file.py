@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._output_files import reason_of
-from ..engine.state_file import Encoded, NotStorableError, read_state
+from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
 from .measurement import Measurement
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
@@ -56,11 +56,15 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
     path = folder / STATISTICS
     if not path.is_file() or find_spec("safetensors") is None:
         return None
-    known = {p.statistics.__module__: p.statistics.__globals__ for p in predictions}  # type: ignore[attr-defined]
     try:
-        return _measurement(*read_state(path, known, facts={"statistics": FORMAT, **facts}))
+        return _measurement(*read_state(path, modules_of(predictions), facts={"statistics": FORMAT, **facts}))
     except (NotStorableError, TypeError, ValueError):
         return None  # written by another version, or damaged: the corpus is read again
+
+
+def modules_of(predictions: Sequence[Prediction]) -> Modules:
+    """Return the names in the modules of predictions, whose states may be records of their own."""
+    return {p.statistics.__module__: p.statistics.__globals__ for p in predictions}  # type: ignore[attr-defined]
 
 
 def _plain(measured: Measurement) -> tuple[Any, ...]:

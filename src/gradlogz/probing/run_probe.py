@@ -181,7 +181,7 @@ def measure(
         known["without_matched"], values = values, ({}, {})
     listed = [token.token(probed.name, tokenizer) for token in extreme]
     other, rows_state = (None, None) if untrained is None else untrained
-    joinable = Joinable(joined_documents(documents), windows, rows_state)
+    joinable = Joinable(joined_documents(documents), windows, rows_state, {})
     return Measurement(probed, known, state, other, *values, report, listed, seconds, not interrupted(), joinable)
 
 

@@ -13,8 +13,10 @@ from ..._errors import InputValueError
 from ..corpus.batching import PADDED
 from ..inside.architecture import Architecture
 from ..prediction import Prediction
+from ..statistics import GROUPS
 
 LARGE = 2**30  # bytes of matrices from which their size is reported before the pass
+JUDGED = 4  # copies of the matrices of a layer, in all groups, that its judgement stores
 ROOM, MOST = 2**34, 8  # GPU memory in bytes per PADDED tokens of a batch, and the maximum multiple of PADDED
 
 
@@ -47,9 +49,32 @@ def check_memory(
         )
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
-        remedy = f"Leave out {names}, pass baseline=0, or use another device."
+        remedy = f"Divide the work (--resume FOLDER), leave out {names}, pass baseline=0, or use another device."
         raise InputValueError("probe", "predictions", problem, remedy)
     return f"The matrices of the residual stream need {gibibytes} of memory."
+
+
+def part_bytes(architecture: Architecture, predictions: Iterable[Prediction]) -> int:
+    """Return a bound of the bytes of matrices in a process that measures a part of the text, or judges all parts.
+
+    A part has the matrices of one group, once before and once after the event that is added. The matrices of one layer
+    are judged in all groups at once, with and without each of them.
+    """
+    matrices = [p.matrices(architecture) for p in predictions]
+    of_layer = max((size for each in matrices for size in each.values()), default=0)
+    return max(2 * matrix_bytes(architecture, predictions) // GROUPS, JUDGED * of_layer)
+
+
+def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: str | None) -> None:
+    """Raise if the matrices of one group of documents do not fit into memory."""
+    size, memory = part_bytes(architecture, predictions), memory_of(torch.device(device or "cpu"))
+    if memory is not None and size > memory:
+        problem = (
+            f"a part needs {size / 2**30:.1f} GiB for matrices at width {architecture.width}, but the memory has "
+            f"{memory / 2**30:.1f} GiB"
+        )
+        names = ", ".join(p.name for p in predictions if p.matrices(architecture))
+        raise InputValueError("probe", "predictions", problem, f"Leave out {names}, or use another machine.")
 
 
 def tokens_of_a_batch(model: nn.Module) -> int:
