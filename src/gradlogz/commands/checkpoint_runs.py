@@ -80,7 +80,7 @@ class Settings(NamedTuple):
         path = Path(checkpoint.source).expanduser()
         source = str(path.absolute()) if path.exists() else checkpoint.source
         settings = {name: value for name, value in self.chosen().items() if name != "tokens"}
-        return {**settings, "model": source, "revision": checkpoint.revision, "paths": list(self.files)}
+        return {**settings, "model": source, "revision": checkpoint.revision}
 
     def hashes(self) -> dict[str, str]:
         """Return hashes of the text, and of the settings on which findings depend."""

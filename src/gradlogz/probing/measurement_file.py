@@ -12,9 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .._errors import InputValueError
 from .._output_files import reason_of
 from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
+from .corpus.batching import Report
+from .corpus.read_documents import ReadDocuments
 from .measurement import Measurement
+from .passes.matched_draws import Window
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
 
@@ -60,6 +64,35 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
         return _measurement(*read_state(path, modules_of(predictions), facts={"statistics": FORMAT, **facts}))
     except (NotStorableError, TypeError, ValueError):
         return None  # written by another version, or damaged: the corpus is read again
+
+
+def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measurement:
+    """Return the measurement that a run keeps (--keep-statistics); raise if there is none, or if it is damaged."""
+    path = folder / STATISTICS
+    remedy = "Probe the text again with --keep-statistics."
+    if not path.is_file():
+        raise InputValueError("merge", "runs", f"the run {folder} has no statistics", remedy)
+    try:
+        measured = _measurement(*read_state(path, modules_of(predictions)))
+        _check_types(measured)
+    except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
+        problem = f"the statistics of the run {folder} are damaged, or of another version or prediction"
+        raise InputValueError("merge", "runs", problem, remedy) from None
+    return measured
+
+
+def _check_types(measured: Measurement) -> None:
+    """Raise TypeError or KeyError unless the fields that a merge reads are of their types."""
+    options, joinable = measured.joinable.options, measured.joinable
+    typed = [
+        (measured.facts, dict), (measured.facts["weights_sha256"], str), (measured.facts["config_sha256"], str),
+        (measured.report, Report), (joinable.documents, ReadDocuments), (options, dict), (options["seed"], int),
+        (options["draws"], int), (options["baseline"], float | int), (options["model"], str),
+        (options["dtype"], str | None), (options["revision"], str | None), (options["predictions"], list),
+        *((each, str) for each in options["predictions"]), *((window, Window) for window in joinable.windows),
+    ]  # fmt: skip
+    if not all(isinstance(value, kind) for value, kind in typed):  # type: ignore[arg-type]
+        raise TypeError
 
 
 def modules_of(predictions: Sequence[Prediction]) -> Modules:

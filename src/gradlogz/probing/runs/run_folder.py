@@ -73,11 +73,11 @@ def write_run(folder: str | os.PathLike[str], run: Run, *, keep_statistics: bool
     part = _part(place)
     try:
         part.mkdir()
+        if keep_statistics:
+            os.link(place / STATISTICS, part / STATISTICS)
         _write_files(part, run)
         with _alone(place):
             _keep_others(place, part)
-            if keep_statistics:
-                os.link(place / STATISTICS, part / STATISTICS)
             _flush(part)
             _swap(part, place)
     except Exception as error:
