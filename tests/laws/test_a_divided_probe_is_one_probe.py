@@ -5,7 +5,7 @@ import torch
 
 from gradlogz.probing import run_probe
 from gradlogz.probing.corpus.readers import corpus_of
-from gradlogz.probing.divided import corpus_parts, divided_pass
+from gradlogz.probing.divided import corpus_parts, divided_pass, joined_parts
 from gradlogz.probing.inside.loading import load
 from support.divided_probes import NAMES, content, divided, saved
 
@@ -76,7 +76,7 @@ def test_matrices_on_the_disk_are_those_in_memory(place, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_parts, "CHUNK", 1)
     monkeypatch.setattr(divided_pass, "PADDED", 40)
     in_memory = content(divided(place, tmp_path / "a"), tmp_path / "x")
-    monkeypatch.setattr(divided_pass, "LARGE", 1)
+    monkeypatch.setattr(joined_parts, "LARGE", 1)
     assert content(divided(place, tmp_path / "b"), tmp_path / "y") == in_memory
     assert list((tmp_path / "b/joined").iterdir())
     assert not list((tmp_path / "a/joined").iterdir())
@@ -84,7 +84,7 @@ def test_matrices_on_the_disk_are_those_in_memory(place, tmp_path, monkeypatch):
 
 def test_a_finished_probe_computes_nothing(place, tmp_path, monkeypatch):
     once = content(divided(place, tmp_path / "work"), tmp_path / "x")
-    monkeypatch.setattr("gradlogz.probing.divided.part_states.statistics_of", None)
+    monkeypatch.setattr("gradlogz.probing.divided.divided_pass.statistics_of", None)
     assert content(divided(place, tmp_path / "work"), tmp_path / "x") == once
 
 

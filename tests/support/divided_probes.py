@@ -7,7 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gradlogz.engine import InProcess
 from gradlogz.probing.corpus.readers import corpus_of
-from gradlogz.probing.divided.divided_pass import DividedPass, divided_measure
+from gradlogz.probing.divided.corpus_parts import DividedPass
+from gradlogz.probing.divided.divided_pass import divided_measure
 from gradlogz.probing.divided.model_source import ModelSource
 from gradlogz.probing.measurement_file import STATISTICS, write_measurement
 from gradlogz.probing.prediction_files import selected

@@ -56,7 +56,7 @@ class Settings(NamedTuple):
 
     @property
     def divided(self) -> bool:
-        """Whether the work is done in parts, in the folder of --resume."""
+        """True if the work is done in parts, in the folder of --resume."""
         return self.distribution.resume is not None
 
     def of_checkpoint(self, checkpoint: "CheckpointName") -> "Settings":

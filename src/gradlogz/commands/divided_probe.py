@@ -14,49 +14,57 @@ from .engine_options import print_failures
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..probing.divided.corpus_parts import Outcome
     from ..probing.divided.model_source import ModelSource
     from ..probing.inside.checkpoint_names import CheckpointName
     from ..probing.inside.loading import Loaded
     from ..probing.measurement import Measurement
+    from ..probing.prediction import Prediction
 
 
-def divided_measurement(
-    checkpoint: "CheckpointName", loaded: "Loaded", settings: Settings, facts: dict[str, str], console: "Console"
-) -> "tuple[Measurement, dict[str, str]]":
-    """Measure one model in parts; return the measurement of the finished parts, and the errors of the others."""
+def arguments_of(
+    checkpoint: "CheckpointName",
+    loaded: "Loaded",
+    settings: Settings,
+    facts: dict[str, str],
+    predictions: "list[Prediction]",
+) -> dict[str, Any]:
+    """Return the arguments of `divided_measure` for one model, but for the model itself."""
     from .._progress import reporter
     from ..probing.corpus.readers import corpus_of
-    from ..probing.divided.divided_pass import DividedPass, divided_measure
-    from ..probing.run_probe import chosen
+    from ..probing.divided.corpus_parts import DividedPass
 
-    distribution, predictions = settings.distribution, chosen(settings.predictions)
+    distribution = settings.distribution
     folder = Path(str(distribution.resume)).expanduser()
-    outcome = divided_measure(
-        _source(checkpoint, settings, [p.name for p in predictions]),
-        loaded,
-        corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"]),
-        DividedPass(
+    return {
+        "source": _source(checkpoint, settings, [p.name for p in predictions]),
+        "corpus": corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"]),
+        "options": DividedPass(
             settings.tokens or None, settings.length, settings.seed, settings.baseline, settings.draws, settings.parts
         ),
-        predictions=predictions,
-        facts=_facts(loaded, settings, facts),
-        known=known_facts(checkpoint, loaded, settings, facts),
-        folder=folder,
-        engine=distribution.engine_in("probe", folder),
-        restart=distribution.restart,
-        progress=reporter(True, "parts"),
-    )
-    if outcome.measured is None:
-        print_failures(console, outcome.failures)
-        if outcome.interrupted:
-            fact = f"{outcome.finished} of {outcome.total} parts are finished; the same command continues."
-            console.print(f"Interrupted: {fact}", style="yellow")
-            raise KeyboardInterrupt
-        problem = f"{len(outcome.failures)} of {outcome.total} parts failed, and the others cannot be judged"
-        error = InputRuntimeError("probe", "--resume", problem, "The same command tries them again.")
-        error.results = str(folder)
-        raise error
-    return outcome.measured, outcome.failures
+        "predictions": predictions,
+        "facts": _facts(loaded, settings, facts),
+        "known": known_facts(checkpoint, loaded, settings, facts),
+        "folder": folder,
+        "engine": distribution.engine_in("probe", folder),
+        "restart": distribution.restart,
+        "progress": reporter(True, "parts"),
+    }
+
+
+def measured_parts(outcome: "Outcome", settings: Settings, console: "Console") -> "Measurement":
+    """Return the measurement of the finished parts; raise if nothing can be judged."""
+    if outcome.measured is not None:
+        return outcome.measured
+    print_failures(console, outcome.failures)
+    if outcome.interrupted:
+        fact = f"{outcome.finished} of {outcome.total} parts are finished; the same command continues."
+        console.print(f"Interrupted: {fact}", style="yellow")
+        raise KeyboardInterrupt
+    problem = f"{len(outcome.failures)} of {outcome.total} parts failed, and the others cannot be judged"
+    error = InputRuntimeError("probe", "--resume", problem, "The same command tries them again.")
+    error.results = settings.distribution.resume
+    raise error
 
 
 def known_facts(

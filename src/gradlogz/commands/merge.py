@@ -12,8 +12,7 @@ import typer
 from rich.text import Text
 
 from .._input_errors import InputValueError
-from .outputs import keeping, print_closing, print_lines, terminal
-from .probe import page_of
+from .outputs import keeping, page_of, print_closing, print_lines, terminal
 
 if TYPE_CHECKING:
     from ..probing.measurement import Measurement
@@ -60,6 +59,7 @@ def command(
     from ..probing.prediction_files import selected
     from ..probing.run_probe import evaluate
     from ..probing.runs.run_folder import Run, check_place, read_run, write_run
+    from ..reporting import report
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
@@ -78,19 +78,21 @@ def command(
     if reason := write_measurement(place, measured, facts):
         raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
     findings = evaluate(measured, predictions=predictions, progress=True)
-    report = measured.report
+    counted = measured.report
     run = Run(
         model={"name": measured.probed.name, **measured.facts},
-        text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": report.length},
+        text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
         seed=int(options["seed"]),
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts={name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")},
+        counts={
+            name: getattr(counted, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")
+        },
         times=measured.seconds,
         findings=findings,
     )
     write_run(place, run, keep_statistics=True)
     with keeping([place]):
-        page = page_of(place)
+        page = page_of(place, report)
     print_lines(console, claim_lines(findings, measured.probed.name, console.width, details=details))
     line = f"{len(runs)} runs merged: {measured.probed.name}, {measured_line(findings.facts[measured.probed.name])}"
     print_closing(console, line, place, page)
@@ -108,7 +110,8 @@ def _with_draws(
     """Measure the draws of the matched baseline, on the windows of all texts."""
     from ..probing.inside.loading import load, locate
     from ..probing.inside.weights_hash import weights_hash
-    from ..probing.run_probe import chosen, matched_draws, matched_of
+    from ..probing.passes.nulls import matched_of
+    from ..probing.run_probe import chosen, matched_draws
 
     options = measured.joinable.options
     source, revision = (options["model"], options["revision"]) if model is None else (model, None)

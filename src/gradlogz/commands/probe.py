@@ -15,17 +15,18 @@ from rich.text import Text
 from .._input_errors import InputValueError
 from .boundary import INTERRUPTED, PARTIAL
 from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
-from .divided_probe import divided_measurement, known_facts
+from .divided_probe import arguments_of, known_facts, measured_parts
 from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
-    RUN_PAGE,
+    NO_PAGE,
     Csv,
     Force,
     Parquet,
     check_files,
     check_tables,
     keeping,
+    page_of,
     print_closing,
     print_lines,
     terminal,
@@ -53,7 +54,6 @@ STOPPED = "Interrupted: the results cover only the text read so far."
 FAILED = "Parts failed: the results cover the others. The same command tries them again."
 FREE = "Free some space, or drop --keep-statistics."
 UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
-NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
 
 def command(
@@ -210,10 +210,11 @@ def _probe(
     checkpoint: "CheckpointName", place: Path, settings: Settings, console: "Console", facts: dict[str, str]
 ) -> Probe:
     """Measure and judge one model, and write its run, with these facts added."""
+    from ..probing.divided.divided_pass import divided_measure
     from ..probing.inside.loading import load
     from ..probing.measurement import joinable_with
     from ..probing.measurement_file import write_measurement
-    from ..probing.run_probe import evaluate
+    from ..probing.run_probe import chosen, evaluate
     from ..probing.runs.run_folder import Run, write_run
 
     with console.status(Text(f"Loading {checkpoint.label}")):
@@ -224,7 +225,9 @@ def _probe(
     _check_reading(loaded)
     failures: Mapping[str, str] = {}
     if settings.divided:
-        measured, failures = divided_measurement(checkpoint, loaded, settings, facts, console)
+        arguments = arguments_of(checkpoint, loaded, settings, facts, chosen(settings.predictions))
+        outcome = divided_measure(loaded=loaded, **arguments)
+        measured, failures = measured_parts(outcome, settings, console), outcome.failures
         measured = joinable_with(measured, settings.joinable(checkpoint))
     else:
         measured = _undivided(checkpoint, loaded, place, settings, facts, console)
@@ -237,7 +240,7 @@ def _probe(
         text={"source": settings.text or SOURCES.get(measured.facts["reads"], ""), "length": report.length},
         seed=settings.seed,
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts={name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")},
+        counts=report.counts(),
         times=measured.seconds,
         findings=findings,
         complete=measured.complete,
@@ -288,6 +291,7 @@ def _measured(
 def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
     """Probe one model: a run folder with its page."""
     from ..probing.runs.run_folder import check_place
+    from ..reporting import report
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
@@ -304,7 +308,7 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
                 place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
                 length=settings.length, seed=settings.seed,
             )  # fmt: skip
-        page = page_of(place)  # files come first, so that a closed pipe costs no result
+        page = page_of(place, report)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
     if effects is not None:
         print_interventions(console, effects)
@@ -371,17 +375,6 @@ def _trajectory(root: Path, runs: "Runs") -> str:
     if missing():
         return NO_PAGE
     return str(write(root / TRAJECTORY, render(page_of_trajectory(runs))))
-
-
-def page_of(run: Path) -> str:
-    """Write the page of a run into its folder; return its path, or the command that installs pages."""
-    from .._output_files import write
-    from ..page import missing
-    from ..reporting import report
-
-    if missing():
-        return NO_PAGE
-    return str(write(run / RUN_PAGE, report(run)))
 
 
 def _check_reading(loaded: "Loaded") -> None:

@@ -165,9 +165,9 @@ def _remove_abandoned(folder: Path) -> None:
     """Remove the hidden files of killed workers; a process of another machine shows by the age of its file."""
     for part in folder.glob(".*"):
         host, _, process = part.name.rpartition(".")
-        own = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
+        here = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
         with suppress(OSError):  # its process may end at this moment
-            if not runs(int(process)) if own else time.time() - part.stat().st_mtime > DAY:
+            if not runs(int(process)) if here else time.time() - part.stat().st_mtime > DAY:
                 part.unlink()
 
 

@@ -15,7 +15,7 @@ from .runs.records import Token
 
 
 class Joinable(NamedTuple):
-    """What a merge with the measurement of another text needs beside the statistics.
+    """Data beside the statistics that a merge with the measurement of another text needs.
 
     documents: those that were read.
     windows: those from which the draws of the matched baseline read.

@@ -45,9 +45,11 @@ from .passes.baseline_rows import BaselineRows, BaselineState, LeastRow, LeastSt
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
-from .passes.matched_draws import ByPrediction, Draw, Window, by_prediction, dealt, drawn, with_windows
+from .passes.matched_draws import ByPrediction, Draw, Window, by_prediction, dealt, with_windows
 from .passes.memory_limits import check_memory, tokens_of_a_batch
+from .passes.nulls import baseline_name, check_nulls, matched_of
 from .passes.placement import placed
+from .passes.rotated_heads import drawn
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
@@ -185,21 +187,6 @@ def measure(
     return Measurement(probed, known, state, other, *values, report, listed, seconds, not interrupted(), joinable)
 
 
-def check_nulls(baseline: float, draws: int) -> None:
-    """Raise unless the share of the baseline and the number of matched draws are possible."""
-    if not 0.0 <= baseline <= 1.0:
-        problem = f"baseline must be a share of the windows between 0 and 1, got {baseline}"
-        raise InputValueError("probe", "baseline", problem, "Pass 0.1 for a tenth.")
-    if draws < 0 or draws == 1:
-        problem = f"draws must be 0 or at least 2, got {draws}"
-        raise InputValueError("probe", "draws", problem, "Pass 20; their variance gives the band.")
-
-
-def matched_of(predictions: Sequence[Prediction], *, draws: int, baseline: float) -> list[Prediction]:
-    """Return the predictions that matched draws measure; none without draws or without random models."""
-    return [p for p in predictions if p.baseline == "matched" and draws and baseline]
-
-
 def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:
     """Return the findings of a measurement, without the model.
 
@@ -321,11 +308,6 @@ def _baseline(
     rows = BaselineState(state, frozenset(batch.group for batch in chosen_rows), states)
     weights = weights_of(other, architecture, inputs)
     return Baseline(rows.state, Probed(baseline_name(probed.name), architecture, weights, probed.seed)), rows
-
-
-def baseline_name(model: str) -> str:
-    """Return the name of the random-weights baseline of a model."""
-    return f"{model} with random weights"
 
 
 def matched_draws(

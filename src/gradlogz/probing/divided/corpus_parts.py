@@ -8,7 +8,7 @@
 A part belongs to one group of documents, so that its matrices are those of one group: an eighth of all. The number of
 parts, and thereby that of files with matrices, does not grow with the corpus. Nothing depends on the machine.
 
-Read next: part_states.py (what is computed), ../corpus/batching.py (batches and groups).
+Read next: divided_pass.py (what is computed), ../corpus/batching.py (batches and groups).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from ...engine.work_folder import INPUTS, WorkFolder
 from ..corpus.batching import Batch, Batches, Report
 from ..corpus.inputs import Inputs
 from ..corpus.read_documents import ReadDocuments, documents_in, joined_documents
+from ..measurement import Measurement
 from ..passes.baseline_rows import BaselineRows
 from ..passes.matched_draws import Window, dealt, with_windows
 from ..statistics import GROUPS
@@ -26,6 +27,30 @@ from ..statistics import GROUPS
 CHUNK = 4  # batches of a file
 PARTS = 64  # default number of parts of the text
 INDEX = "index"  # the file that lists the others
+
+
+class DividedPass(NamedTuple):
+    """Options of a pass on which its results depend, beside the model."""
+
+    tokens: int | None
+    length: int | None
+    seed: int
+    baseline: float
+    draws: int
+    parts: int = PARTS
+
+
+class Outcome(NamedTuple):
+    """A measurement of the parts that are finished, and the errors of those that failed.
+
+    measured: None if so little is finished that nothing can be judged. finished, total: numbers of parts.
+    """
+
+    measured: Measurement | None
+    failures: dict[str, str]
+    interrupted: bool
+    finished: int
+    total: int
 
 
 class Part(NamedTuple):

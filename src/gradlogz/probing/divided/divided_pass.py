@@ -1,70 +1,58 @@
 """A probe in parts: an engine computes them, their states are joined in the order of their ids.
 
-    divided_measure(work, tokenizer, corpus, engine=..., folder=...)     -> Measurement, or the parts that failed
+    text       statistics of the model, and its extreme tokens
+    baseline   statistics of the random-weights baseline, or the reason why there is none
+    draws      values of predictions in draws of the matched baseline, or the reason why there are none
+    weights    matrices of one attention layer of the model, or of its baseline
 
-The same call continues in its folder where it stopped. States are read from their files as they are needed (memory
-mapped), and joined matrices that are large go back to the disk, group by group: the memory of a worker, and that of the
-judgement, is bounded by the matrices of one group.
+The same call continues in its folder where it stopped.
 
-Read next: corpus_parts.py (the parts), part_states.py (the work of one), ../run_probe.py (the pass without parts).
+Read next: corpus_parts.py (the parts), joined_parts.py (which joins them), ../run_probe.py (the pass without parts).
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
-from itertools import groupby
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from ...engine.engines import Engine, InProcess
-from ...engine.state_file import Encoded, Modules
-from ...engine.work_folder import JOINED, WorkFolder
-from ...engine.work_loop import Results, run_items
-from ..corpus.batching import PADDED, Batches, facts_of_text
+from ...engine.work_folder import WorkFolder
+from ...engine.work_loop import run_items
+from ..corpus.batching import PADDED, Batch, Batches
 from ..corpus.inputs import Inputs
-from ..corpus.read_documents import joined_documents
 from ..corpus.readers import batches_of
+from ..inside.embeddings import word_vectors_of
+from ..inside.head_weights import HeadWeights
 from ..inside.loading import Loaded, describe
-from ..measurement import Joinable, Measurement
+from ..inside.weights import weights_of
 from ..measurement_file import modules_of
-from ..passes.baseline_rows import BaselineState, LeastState
-from ..passes.extreme_tokens import greatest
-from ..passes.matched_draws import by_prediction
+from ..passes.batch_statistics import statistics_of
+from ..passes.extreme_tokens import ExtremeToken, greatest
+from ..passes.matched_draws import Draw
 from ..passes.memory_limits import MOST, check_part_memory
-from ..prediction import Baseline, Prediction, Probed
-from ..run_probe import baseline_name, check_nulls, matched_of
-from ..statistics import merge
-from .corpus_parts import PARTS, CorpusParts, Part, corpus_parts
-from .model_source import MODELS, ModelSource
-from .part_states import ModelState, PartWork, part_state
-
-State = dict[str, Any]  # {prediction: its statistics}
-Join = Callable[[str, Mapping[str, State], Mapping[str, Part]], State]
-LARGE = 2**28  # bytes of joined statistics of a group from which they are written to the disk
+from ..passes.nulls import check_nulls, matched_of
+from ..passes.placement import placed
+from ..passes.rotated_heads import drawn
+from ..prediction import Prediction, Probed
+from .corpus_parts import CorpusParts, DividedPass, Outcome, Part, batches_in, corpus_parts
+from .joined_parts import ModelState, TextState, joined_measurement
+from .model_source import ModelSource
+from .opened_models import MODELS, Opened, predictions_of
 
 
-class DividedPass(NamedTuple):
-    """Options of a pass on which its results depend, beside the model."""
+class PartWork(NamedTuple):
+    """One item of work. layer: number of the attention layer whose matrices are computed."""
 
-    tokens: int | None
-    length: int | None
-    seed: int
-    baseline: float
-    draws: int
-    parts: int = PARTS
+    kind: Literal["text", "baseline", "draws", "weights", "model"]
+    part: Part
+    random: bool = False
+    layer: int = 0
 
 
-class Outcome(NamedTuple):
-    """A measurement of the parts that are finished, and the errors of those that failed.
-
-    measured: None if so little is finished that nothing can be judged. finished, total: numbers of parts.
-    """
-
-    measured: Measurement | None
-    failures: dict[str, str]
-    interrupted: bool
-    finished: int
-    total: int
+PartState = TextState | ModelState | dict[str, Any] | list[Draw] | HeadWeights | str | None
 
 
 def divided_measure(
@@ -92,7 +80,7 @@ def divided_measure(
     """
     check_nulls(options.baseline, options.draws)
     matched = matched_of(predictions, draws=options.draws, baseline=options.baseline)
-    place, modules = WorkFolder("probe", folder, facts, restart=restart), modules_of(predictions)
+    place = WorkFolder("probe", folder, facts, restart=restart)
     with place.opened():
         parts = corpus_parts(
             place, _reading(source, loaded, corpus, options), parts=options.parts, baseline=options.baseline,
@@ -106,11 +94,11 @@ def divided_measure(
         items, begun = _items(parts, layers, random=options.baseline > 0), time.perf_counter()
         results = run_items(
             partial(part_state, place, source, parts.first), items, engine=engine, folder=place, call="probe",
-            modules=modules, progress=progress,
+            modules=modules_of(predictions), progress=progress,
         )  # fmt: skip
         MODELS.clear()
-        joined = partial(_joined, place, modules)
-        measured = _measurement(joined, source, loaded, parts, results, matched, {**describe(loaded.model), **known})
+        described = {**describe(loaded.model), **known}
+        measured = joined_measurement(place, source, loaded.tokenizer, parts, results.states, predictions, described)
         if measured is not None:
             seconds, complete = {"parts": time.perf_counter() - begun}, len(results.states) == len(items)
             measured = measured._replace(seconds=seconds, complete=complete)
@@ -147,74 +135,38 @@ def _items(parts: CorpusParts, layers: int, *, random: bool) -> dict[str, PartWo
     return items | {f"weights-{i:04d}": PartWork("weights", Part([]), layer=i) for i in range(layers)}
 
 
-def _measurement(
-    joined: Join,
-    source: ModelSource,
-    loaded: Loaded,
-    parts: CorpusParts,
-    results: Results,
-    matched: Sequence[Prediction],
-    known: Mapping[str, Any],
-) -> Measurement | None:
-    """Join the states of the finished parts; None if there is no text among them, or no model."""
-    states = results.states
-    texts = {name: states[name] for name in parts.text if name in states}
-    if not texts or "model" not in states:
-        return None
-    model: ModelState = states["model"]
-    weights = _weights(states, model, "weights")
-    probed = Probed(source.label, model.architecture, weights, source.seed, words=model.words)
-    state = joined("text", {name: each.state for name, each in texts.items()}, parts.text)
-    extreme = greatest(token for each in texts.values() for token in each.extreme)
-    documents = joined_documents([parts.documents[name] for name in texts])
-    report = documents.report(parts.report)
-    facts = {**known, **facts_of_text(report)}
-    baseline, rows = _baseline(joined, source, parts, states, facts)
-    values = [states[name] for name in parts.draws if name in states]
-    reason = next((each for each in values if isinstance(each, str)), None)
-    if reason is not None:
-        facts["without_matched"], values = reason, []
-    draws = by_prediction((draw for each in values for draw in each), matched) if values else ({}, {})
-    listed = [token.token(source.label, loaded.tokenizer) for token in extreme]
-    joinable = Joinable(documents, parts.windows, rows, {})
-    return Measurement(probed, facts, state, baseline, *draws, report, listed, {}, False, joinable)
+# A part -----------------------------------------------------------------------------------------------------------
 
 
-def _weights(states: Mapping[str, Any], model: ModelState, kind: str) -> dict[str, Any]:
-    names = {layer: f"{kind}-{i:04d}" for i, layer in enumerate(model.architecture.attention)}
-    return {layer: states[name] for layer, name in names.items() if states.get(name) is not None}
+def part_state(place: WorkFolder, source: ModelSource, first: str, work: PartWork) -> PartState:
+    """Return the state of a part; a text is the reason why there is none."""
+    (batch,) = batches_in(place, Part([first]))
+    opened = MODELS.opened(source, batch, random=work.random)
+    if opened.reason:
+        return opened.reason
+    if work.kind in ("model", "weights"):
+        return _of_model(opened, batch, work)
+    predictions = predictions_of(source)
+    batches = batches_in(place, work.part)
+    if work.kind == "draws":
+        probed = Probed(source.label, opened.architecture, {}, source.seed)
+        matched = [p for p in predictions if p.baseline == "matched"]
+        try:
+            return list(drawn(opened.model, list(batches), work.part.numbers, matched, probed))
+        except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
+            return str(error)
+    measured = [p for p in predictions if not work.random or p.baseline != "weights"]
+    state: dict[str, Any] = {}
+    extreme: list[ExtremeToken] = []
+    for each in batches:
+        state, tokens = statistics_of(opened.model, opened.architecture, placed(each, opened.model), measured, state)
+        extreme = greatest([*extreme, *tokens])
+    return state if work.random else TextState(state, extreme)
 
 
-def _baseline(
-    joined: Join, source: ModelSource, parts: CorpusParts, states: Mapping[str, Any], facts: dict[str, Any]
-) -> tuple[Baseline | None, BaselineState | None]:
-    """Return the random-weights baseline; if there is none, the facts say why."""
-    model = states.get("baseline-model")
-    if isinstance(model, str):
-        facts["without_baseline"] = model
-    if not isinstance(model, ModelState):
-        return None, None
-    chosen = {name: states[name] for name in parts.baseline if name in states}
-    least = {
-        part.group: LeastState(part.hash, states[f"baseline-{name}"])
-        for name, part in parts.least.items()
-        if f"baseline-{name}" in states
-    }
-    groups = frozenset(parts.baseline[name].group for name in chosen)
-    rows = BaselineState(joined("baseline", chosen, parts.baseline), groups, least)
-    weights = _weights(states, model, "baseline-weights")
-    return Baseline(rows.state, Probed(baseline_name(source.label), model.architecture, weights, source.seed)), rows
-
-
-def _joined(
-    place: WorkFolder, modules: Modules, kind: str, states: Mapping[str, State], parts: Mapping[str, Part]
-) -> State:
-    """Merge the states of parts in the order of their ids; large ones of a group by way of the disk."""
-    groups = []
-    for group, names in groupby(sorted(states), key=lambda name: parts[name].group):
-        every = [states[name] for name in names]
-        state = reduce(merge, every)
-        if len(every) > 1 and Encoded(state).nbytes >= LARGE:
-            state = place.read(name := f"{kind}-{group}", place.write(name, state, JOINED), modules)
-        groups.append(state)
-    return reduce(merge, groups, {})
+def _of_model(opened: Opened, first: Batch, work: PartWork) -> PartState:
+    model, architecture = opened.model, opened.architecture
+    if work.kind == "model":
+        return ModelState(architecture, {} if work.random else word_vectors_of(model, architecture))
+    layer = architecture.attention[work.layer]
+    return weights_of(model, architecture, placed(first, model).inputs, only=layer).get(layer)

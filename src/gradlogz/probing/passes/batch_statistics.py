@@ -53,8 +53,8 @@ def statistics_of(
         torch.cuda.empty_cache()
     halves = [batch.rows(range(rows // 2)), batch.rows(range(rows // 2, rows))]
     half, one = statistics_of(model, architecture, halves[0], predictions, state)
-    whole, other = statistics_of(model, architecture, halves[1], predictions, half)
-    return whole, [*one, *other]
+    both, other = statistics_of(model, architecture, halves[1], predictions, half)
+    return both, [*one, *other]
 
 
 def _fitting(

@@ -1,25 +1,18 @@
-"""Draws of the matched baseline: which windows each reads, and the values of predictions in it.
+"""Draws of the matched baseline: the windows of the corpus that each reads, and the values in it.
 
     windows      those with the smallest hashes of the corpus, at most MOST for each draw
     dealt        an equal share of the windows to each draw; several draws read a window if there are few
-    values       of each prediction, evaluated at once: a draw leaves no statistics
 
 Read next: rotated_heads.py (the layers of a draw), ../run_probe.py.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
-
-from torch import nn
+from typing import NamedTuple
 
 from ..corpus.batching import Batch, joined
-from ..prediction import Prediction, Probed
+from ..prediction import Prediction
 from ..runs.judgement import Measured
-from ..statistics import merge, stream_seed, token_hashes
-from .placement import placed
-from .rotated_heads import DrawStates, rotated_statistics
+from ..statistics import token_hashes
 
 MOST = 32  # windows that a draw of the matched baseline reads
 
@@ -71,52 +64,8 @@ def dealt(windows: list[Window], draws: int) -> Iterator[tuple[list[Batch], list
         yield [joined(rows[number]) for number in sorted(rows)], list(range(first // k, draws, len(ranked)))
 
 
-def drawn(
-    model: nn.Module, batches: list[Batch], numbers: Sequence[int], predictions: Sequence[Prediction], probed: Probed
-) -> Iterator[Draw]:
-    """Yield the values of predictions in the draws of these numbers, which read these batches."""
-    matched = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
-    seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
-    rescaling = [p for p in predictions if p.rescaled]
-    for states in _states(model, batches, predictions, probed, seeds):
-        yield Draw(
-            {p.name: _values(p, states.rotated[p.name], matched) for p in predictions},
-            {
-                p.name: _differences(*(_values(p, s[p.name], matched) for s in (states.rescaled, states.model)))
-                for p in rescaling
-            },
-        )
-
-
 def by_prediction(draws: Iterable[Draw], predictions: Sequence[Prediction]) -> tuple[ByPrediction, ByPrediction]:
     """Return the values of each prediction in all draws, and those of random queries of equal logit variance."""
     every = list(draws)
     rotated = {p.name: tuple(draw.rotated[p.name] for draw in every) for p in predictions}
     return rotated, {p.name: tuple(draw.rescaled[p.name] for draw in every) for p in predictions if p.rescaled}
-
-
-def _states(
-    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
-) -> list[DrawStates]:
-    """Return the states of each draw over the batches that it reads."""
-    states = [DrawStates({}, {}, {}) for _ in seeds]
-    for batch in batches:
-        added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
-        states = [merge(state, each) for state, each in zip(states, added, strict=True)]
-    return states
-
-
-def _values(prediction: Prediction, state: Any, probed: Probed) -> list[Measured]:
-    """Return the values of one draw, without replicates; none if their evaluation raises, which `evaluate` reports."""
-    with suppress(Exception):
-        return [m._replace(replicates=None) for m in prediction.evaluate(state, probed)]
-    return []
-
-
-def _differences(values: list[Measured], others: list[Measured]) -> list[Measured]:
-    """Return the differences of values to others of the same layers, heads and quantities."""
-    known = {(m.layer, m.head, m.quantity): m.value for m in others}
-    return [
-        Measured(m.layer, m.head, m.quantity, m.value - known.get((m.layer, m.head, m.quantity), math.nan))
-        for m in values
-    ]
