@@ -3,6 +3,7 @@
 Read next: probe.py (the command), ../probing/divided/divided_pass.py (the parts).
 """
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._input_errors import InputRuntimeError
 from .checkpoint_runs import Settings
 from .engine_options import print_failures
+from .outputs import keeping
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,11 +62,10 @@ def measured_parts(outcome: "Outcome", settings: Settings, console: "Console") -
     if outcome.interrupted:
         fact = f"{outcome.finished} of {outcome.total} parts are finished; the same command continues."
         console.print(f"Interrupted: {fact}", style="yellow")
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # the command ends as after Ctrl-C
     problem = f"{len(outcome.failures)} of {outcome.total} parts failed, and the others cannot be judged"
-    error = InputRuntimeError("probe", "--resume", problem, "The same command tries them again.")
-    error.results = settings.distribution.resume
-    raise error
+    with keeping([str(settings.distribution.resume)]):
+        raise InputRuntimeError("probe", "--resume", problem, "The same command tries them again.")
 
 
 def known_facts(

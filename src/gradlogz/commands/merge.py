@@ -84,9 +84,7 @@ def command(
         text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
         seed=int(options["seed"]),
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts={
-            name: getattr(counted, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")
-        },
+        counts=counted.counts(),
         times=measured.seconds,
         findings=findings,
     )

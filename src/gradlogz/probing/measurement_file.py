@@ -72,27 +72,28 @@ def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measure
     remedy = "Probe the text again with --keep-statistics."
     if not path.is_file():
         raise InputValueError("merge", "runs", f"the run {folder} has no statistics", remedy)
-    try:
-        measured = _measurement(*read_state(path, modules_of(predictions)))
-        _check_types(measured)
-    except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
+    measured = _typed(path, predictions)
+    if measured is None:
         problem = f"the statistics of the run {folder} are damaged, or of another version or prediction"
-        raise InputValueError("merge", "runs", problem, remedy) from None
+        raise InputValueError("merge", "runs", problem, remedy)
     return measured
 
 
-def _check_types(measured: Measurement) -> None:
-    """Raise TypeError or KeyError unless the fields that a merge reads are of their types."""
-    options, joinable = measured.joinable.options, measured.joinable
-    typed = [
-        (measured.facts, dict), (measured.facts["weights_sha256"], str), (measured.facts["config_sha256"], str),
-        (measured.report, Report), (joinable.documents, ReadDocuments), (options, dict), (options["seed"], int),
-        (options["draws"], int), (options["baseline"], float | int), (options["model"], str),
-        (options["dtype"], str | None), (options["revision"], str | None), (options["predictions"], list),
-        *((each, str) for each in options["predictions"]), *((window, Window) for window in joinable.windows),
-    ]  # fmt: skip
-    if not all(isinstance(value, kind) for value, kind in typed):  # type: ignore[arg-type]
-        raise TypeError
+def _typed(path: Path, predictions: Sequence[Prediction]) -> Measurement | None:
+    """Return the measurement in a file; None unless the fields that a merge reads are of their types."""
+    try:
+        measured = _measurement(*read_state(path, modules_of(predictions)))
+        facts, options, joinable = measured.facts, measured.joinable.options, measured.joinable
+        typed = [
+            (facts["weights_sha256"], str), (facts["config_sha256"], str), (measured.report, Report),
+            (joinable.documents, ReadDocuments), (options["seed"], int), (options["draws"], int),
+            (options["baseline"], float | int), (options["model"], str), (options["dtype"], str | None),
+            (options["revision"], str | None), (options["predictions"], list),
+            *((each, str) for each in options["predictions"]), *((window, Window) for window in joinable.windows),
+        ]  # fmt: skip
+    except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
+        return None
+    return measured if all(isinstance(value, kind) for value, kind in typed) else None  # type: ignore[arg-type]
 
 
 def modules_of(predictions: Sequence[Prediction]) -> Modules:
