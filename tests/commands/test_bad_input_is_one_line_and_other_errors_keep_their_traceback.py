@@ -18,6 +18,7 @@ CALLS = {  # words that reach the chapter, and the function of the chapter that 
     "probe": (["--out", "run"], "gradlogz.probing.run_probe.measure"),
     "report": (["run"], "gradlogz.reporting.run_contents.contents_of"),
     "compare": (["one", "two"], "gradlogz.reporting.comparison_page.read_all"),
+    "merge": (["one", "two", "--out", "run"], "gradlogz.probing.runs.run_folder.read_run"),
     "simulate": ([], "gradlogz.simulation.run_simulation.simulate"),
     "track": ([], "gradlogz.tracking.run_tracking.track"),
 }
@@ -26,6 +27,7 @@ BAD = {
     "probe": ["--only", "luck", "--out", "run"],
     "report": ["no such run"],
     "compare": ["one"],
+    "merge": ["one", "--out", "run"],
     "simulate": ["--sweep", "gamma=1:2:3"],
     "track": ["none.csv"],
 }

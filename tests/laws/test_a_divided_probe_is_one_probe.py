@@ -2,12 +2,21 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from gradlogz.engine.state_file import Encoded
 from gradlogz.probing import run_probe
+from gradlogz.probing.corpus import batching, text
 from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.divided import corpus_parts, divided_pass, joined_parts
+from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.loading import load
+from gradlogz.probing.passes import memory_limits
+from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.placement import placed
+from gradlogz.probing.statistics import SAMPLE
 from support.divided_probes import NAMES, content, divided, saved
+from support.saved_models import SIZES, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +109,44 @@ def test_a_folder_of_other_facts_is_refused_and_the_difference_named(place, tmp_
     with pytest.raises(ValueError, match=r"seed was 1 and is 2; text_sha256 was \"a\" and is \"b\""):
         divided(place, tmp_path / "work", facts={"seed": 2, "text_sha256": "b"}, draws=0, baseline=0.0)
     divided(place, tmp_path / "work", facts={"seed": 2}, restart=True, draws=0, baseline=0.0)
+
+
+def test_predictions_with_large_matrices_have_passes_of_their_own(place, tmp_path, monkeypatch):
+    """Three predictions in bundles of one each are those of one pass."""
+    together = divided(place, tmp_path / "a").measured
+    monkeypatch.setattr(memory_limits, "BUNDLE", 1)
+    apart = divided(place, tmp_path / "b").measured
+    assert list((tmp_path / "b/items").glob("text-*.1-*"))
+    assert not list((tmp_path / "a/items").glob("text-*.1-*"))
+    for one, other in ((together.state, apart.state), (together.baseline.state, apart.baseline.state)):
+        expected, found = dict(numbers_in(one)), dict(numbers_in(other))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(value.nan_to_num(), found[path].nan_to_num()) for path, value in expected.items())
+    assert together.tokens == apart.tokens
+    assert together.matched == apart.matched or repr(together.matched) == repr(apart.matched)  # NaN among them
+
+
+def test_the_statistics_of_a_part_are_bounded(monkeypatch):
+    """Measured at a small width with full samples of tokens; computed at the width of a model of 8 billion weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(**sizes, intermediate_size=256, max_position_embeddings=64, **SIZES)
+    model, predictions = LlamaForCausalLM(config).eval(), run_probe.chosen(None)
+    texts = [" ".join(str((7 * i + 3 * j * j + i * j) % 60) for j in range(28)) for i in range(1300)]
+    state = {}
+    every = batching.batches(text.documents(texts), tokenizer(), tokens=None, length=32)
+    one_group = [placed(batch, model) for batch in every if batch.group == 0]
+    assert sum(int(batch.inputs["attention_mask"].sum()) for batch in one_group) > SAMPLE
+    architecture = discover(model, one_group[0].inputs)
+    for batch in one_group:
+        state, _ = statistics_of(model, architecture, batch, predictions, state)
+    assert Encoded(state).nbytes <= memory_limits.part_bytes(architecture, predictions)
+
+    def layer(i):
+        return tuple(s._replace(name=f"{s.name} {i}") for s in architecture.sublayers[:2])
+
+    large = architecture._replace(width=4096, sublayers=tuple(s for i in range(32) for s in layer(i)))
+    assert memory_limits.matrix_bytes(large, predictions) > 100 * 2**30
+    assert memory_limits.part_bytes(large, predictions) <= 20 * 2**30
+    assert [len(bundle) for bundle in memory_limits.bundles_of(large, predictions)] == [len(predictions) - 1, 1]
+    assert len(memory_limits.bundles_of(architecture, predictions)) == 1

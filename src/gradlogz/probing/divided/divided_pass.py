@@ -32,24 +32,28 @@ from ..measurement_file import modules_of
 from ..passes.batch_statistics import statistics_of
 from ..passes.extreme_tokens import ExtremeToken, greatest
 from ..passes.matched_draws import Draw
-from ..passes.memory_limits import MOST, check_part_memory
+from ..passes.memory_limits import MOST, bundles_of, check_part_memory
 from ..passes.nulls import check_nulls, matched_of
 from ..passes.placement import placed
 from ..passes.rotated_heads import drawn
 from ..prediction import Prediction, Probed
 from .corpus_parts import CorpusParts, DividedPass, Outcome, Part, batches_in, corpus_parts
-from .joined_parts import ModelState, TextState, joined_measurement
+from .joined_parts import ModelState, TextState, in_bundle, joined_measurement
 from .model_source import ModelSource
 from .opened_models import MODELS, Opened, predictions_of
 
 
 class PartWork(NamedTuple):
-    """One item of work. layer: number of the attention layer whose matrices are computed."""
+    """One item of work.
+
+    layer: number of the attention layer whose matrices are computed. bundle: number of the bundle of predictions.
+    """
 
     kind: Literal["text", "baseline", "draws", "weights", "model"]
     part: Part
     random: bool = False
     layer: int = 0
+    bundle: int = 0
 
 
 PartState = TextState | ModelState | dict[str, Any] | list[Draw] | HeadWeights | str | None
@@ -87,18 +91,20 @@ def divided_measure(
             draws=options.draws if matched else 0,
         )  # fmt: skip
         MODELS.give(source, loaded.model)
-        layers = _layers(place, source, parts, predictions)
+        layers, bundles = _sizes(place, source, parts, predictions)
         MODELS.clear()  # workers have their own; here it is opened again as they do it, with one thread
         if isinstance(engine, InProcess):
             MODELS.give(source, loaded.model)
-        items, begun = _items(parts, layers, random=options.baseline > 0), time.perf_counter()
+        items, begun = _items(parts, layers, bundles, random=options.baseline > 0), time.perf_counter()
         results = run_items(
             partial(part_state, place, source, parts.first), items, engine=engine, folder=place, call="probe",
             modules=modules_of(predictions), progress=progress,
         )  # fmt: skip
         MODELS.clear()
         described = {**describe(loaded.model), **known}
-        measured = joined_measurement(place, source, loaded.tokenizer, parts, results.states, predictions, described)
+        measured = joined_measurement(
+            place, source, loaded.tokenizer, parts, bundles, results.states, predictions, described
+        )
         if measured is not None:
             seconds, complete = {"parts": time.perf_counter() - begun}, len(results.states) == len(items)
             measured = measured._replace(seconds=seconds, complete=complete)
@@ -113,25 +119,29 @@ def _reading(source: ModelSource, loaded: Loaded, corpus: Iterable[Any], options
     )
 
 
-def _layers(place: WorkFolder, source: ModelSource, parts: CorpusParts, predictions: Sequence[Prediction]) -> int:
-    """Return the number of attention layers; raise if the matrices of one group do not fit into memory."""
+def _sizes(
+    place: WorkFolder, source: ModelSource, parts: CorpusParts, predictions: Sequence[Prediction]
+) -> tuple[int, int]:
+    """Return the numbers of attention layers and of bundles; raise if the matrices of one do not fit into memory."""
     state = part_state(place, source, parts.first, PartWork("model", Part([])))
     assert isinstance(state, ModelState)
     check_part_memory(state.architecture, predictions, source.device)
-    return len(state.architecture.attention)
+    return len(state.architecture.attention), len(bundles_of(state.architecture, predictions))
 
 
-def _items(parts: CorpusParts, layers: int, *, random: bool) -> dict[str, PartWork]:
+def _items(parts: CorpusParts, layers: int, bundles: int, *, random: bool) -> dict[str, PartWork]:
     """Return the items of work by id; those of the baseline come first, so that a worker changes its model once."""
     items: dict[str, PartWork] = {}
+    for i in range(bundles):
+        if random:
+            of_rows = {**parts.baseline, **{f"baseline-{name}": part for name, part in parts.least.items()}}
+            items |= {in_bundle(n, i): PartWork("baseline", part, True, bundle=i) for n, part in of_rows.items()}
+        items |= {in_bundle(n, i): PartWork("text", part, bundle=i) for n, part in parts.text.items()}
     if random:
-        items |= {name: PartWork("baseline", part, random=True) for name, part in parts.baseline.items()}
-        items |= {f"baseline-{name}": PartWork("baseline", part, random=True) for name, part in parts.least.items()}
         items["baseline-model"] = PartWork("model", Part([]), random=True)
         items |= {f"baseline-weights-{i:04d}": PartWork("weights", Part([]), True, i) for i in range(layers)}
     items |= {name: PartWork("draws", part) for name, part in parts.draws.items()}
     items["model"] = PartWork("model", Part([]))
-    items |= {name: PartWork("text", part) for name, part in parts.text.items()}
     return items | {f"weights-{i:04d}": PartWork("weights", Part([]), layer=i) for i in range(layers)}
 
 
@@ -155,7 +165,8 @@ def part_state(place: WorkFolder, source: ModelSource, first: str, work: PartWor
             return list(drawn(opened.model, list(batches), work.part.numbers, matched, probed))
         except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
             return str(error)
-    measured = [p for p in predictions if not work.random or p.baseline != "weights"]
+    bundle = bundles_of(opened.architecture, predictions)[work.bundle]
+    measured = [p for p in bundle if not work.random or p.baseline != "weights"]
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     for each in batches:

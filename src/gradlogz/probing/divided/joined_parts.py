@@ -9,6 +9,7 @@ Read next: divided_pass.py (which computes the parts), ../run_probe.py (judges t
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import groupby
+from operator import or_
 from typing import Any, NamedTuple
 
 from ...engine.state_file import Encoded, Modules
@@ -47,11 +48,17 @@ class ModelState(NamedTuple):
     words: dict[str, WordVectors]
 
 
+def in_bundle(name: str, bundle: int) -> str:
+    """Return the id of a part of a bundle of predictions."""
+    return name if bundle == 0 else f"{name}.{bundle}"
+
+
 def joined_measurement(
     place: WorkFolder,
     source: ModelSource,
     tokenizer: Any,
     parts: CorpusParts,
+    bundles: int,
     states: Mapping[str, Any],
     predictions: Sequence[Prediction],
     known: Mapping[str, Any],
@@ -60,19 +67,20 @@ def joined_measurement(
 
     tokenizer: that of the model, for the text of extreme tokens. known: facts of the model.
     """
-    joined = partial(_joined, place, modules_of(predictions))
-    texts = {name: states[name] for name in parts.text if name in states}
+    joined = partial(_joined, place, modules_of(predictions), bundles)
+    texts = _finished(parts.text, states, bundles)
     if not texts or "model" not in states:
         return None
     model: ModelState = states["model"]
     weights = _weights(states, model, "weights")
     probed = Probed(source.label, model.architecture, weights, source.seed, words=model.words)
-    state = joined("text", {name: each.state for name, each in texts.items()}, parts.text)
-    extreme = greatest(token for each in texts.values() for token in each.extreme)
+    text_states = {in_bundle(n, i): states[in_bundle(n, i)].state for n in texts for i in range(bundles)}
+    state = joined("text", text_states, texts)
+    extreme = greatest(token for name in texts for token in states[name].extreme)
     documents = joined_documents([parts.documents[name] for name in texts])
     report = documents.report(parts.report)
     facts = {**known, **facts_of_text(report)}
-    baseline, rows = _baseline(joined, source, parts, states, facts)
+    baseline, rows = _baseline(joined, source, parts, bundles, states, facts)
     values = [states[name] for name in parts.draws if name in states]
     reason = next((each for each in values if isinstance(each, str)), None)
     if reason is not None:
@@ -89,8 +97,18 @@ def _weights(states: Mapping[str, Any], model: ModelState, kind: str) -> dict[st
     return {layer: states[name] for layer, name in names.items() if states.get(name) is not None}
 
 
+def _finished(parts: Mapping[str, Part], states: Mapping[str, Any], bundles: int) -> dict[str, Part]:
+    """Return the parts that are finished for every bundle of predictions."""
+    return {name: part for name, part in parts.items() if all(in_bundle(name, i) in states for i in range(bundles))}
+
+
 def _baseline(
-    joined: Join, source: ModelSource, parts: CorpusParts, states: Mapping[str, Any], facts: dict[str, Any]
+    joined: Join,
+    source: ModelSource,
+    parts: CorpusParts,
+    bundles: int,
+    states: Mapping[str, Any],
+    facts: dict[str, Any],
 ) -> tuple[Baseline | None, BaselineState | None]:
     """Return the random-weights baseline; if there is none, the facts say why."""
     model = states.get("baseline-model")
@@ -98,27 +116,33 @@ def _baseline(
         facts["without_baseline"] = model
     if not isinstance(model, ModelState):
         return None, None
-    chosen = {name: states[name] for name in parts.baseline if name in states}
+    chosen = _finished(parts.baseline, states, bundles)
+    rows = {f"baseline-{name}": part for name, part in parts.least.items()}
     least = {
-        part.group: LeastState(part.hash, states[f"baseline-{name}"])
-        for name, part in parts.least.items()
-        if f"baseline-{name}" in states
+        part.group: LeastState(part.hash, reduce(or_, (states[in_bundle(name, i)] for i in range(bundles))))
+        for name, part in _finished(rows, states, bundles).items()
     }
-    groups = frozenset(parts.baseline[name].group for name in chosen)
-    rows = BaselineState(joined("baseline", chosen, parts.baseline), groups, least)
+    groups = frozenset(part.group for part in chosen.values())
+    measured = BaselineState(joined("baseline", states, chosen), groups, least)
     weights = _weights(states, model, "baseline-weights")
-    return Baseline(rows.state, Probed(baseline_name(source.label), model.architecture, weights, source.seed)), rows
+    probed = Probed(baseline_name(source.label), model.architecture, weights, source.seed)
+    return Baseline(measured.state, probed), measured
 
 
 def _joined(
-    place: WorkFolder, modules: Modules, kind: str, states: Mapping[str, State], parts: Mapping[str, Part]
+    place: WorkFolder, modules: Modules, bundles: int, kind: str, states: Mapping[str, State], parts: Mapping[str, Part]
 ) -> State:
     """Merge the states of parts in the order of their ids; large ones of a group by way of the disk."""
-    groups = []
-    for group, names in groupby(sorted(states), key=lambda name: parts[name].group):
-        every = [states[name] for name in names]
-        state = reduce(merge, every)
-        if len(every) > 1 and Encoded(state).nbytes >= LARGE:
-            state = place.read(name := f"{kind}-{group}", place.write(name, state, JOINED), modules)
-        groups.append(state)
-    return reduce(merge, groups, {})
+    every: State = {}
+    for bundle in range(bundles):
+        groups: list[State] = [{}]
+        for group, names in groupby(sorted(parts), key=lambda name: parts[name].group):
+            first, *others = (states[in_bundle(name, bundle)] for name in names)
+            for number, other in enumerate(others):
+                first = merge(first, other)
+                if Encoded(first).nbytes >= LARGE:
+                    name = f"{kind}-{group}-{number}.{bundle}"
+                    first = place.read(name, place.write(name, first, JOINED), modules)
+            groups.append(first)
+        every |= reduce(merge, groups)
+    return every

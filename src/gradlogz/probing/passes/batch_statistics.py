@@ -31,16 +31,17 @@ def statistics_of(
     architecture: Architecture,
     batch: Batch,
     predictions: Sequence[Prediction],
-    state: Mapping[str, Any] | None = None,
+    state: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[ExtremeToken]]:
     """Return {prediction: its state} for one batch, and the extreme tokens of the batch.
 
     A batch that does not fit into memory is split into halves.
 
-    state: that of the preceding batches, to which this batch is added event by event: large matrices of the batch
-        alone are never stored together.
+    state: that of the preceding batches, to which this batch is added event by event. It is used up: matrices before
+        and after a batch are never stored together, but on a GPU, where a batch that does not fit is tried again.
     """
-    statistics = _fitting(model, architecture, batch, predictions, state or {})
+    before = {} if state is None else dict(state) if batch.keys.is_cuda else state
+    statistics = _fitting(model, architecture, batch, predictions, before)
     if statistics is not None:
         return statistics
     rows = len(batch.keys)
@@ -62,10 +63,11 @@ def _fitting(
     architecture: Architecture,
     batch: Batch,
     predictions: Sequence[Prediction],
-    before: Mapping[str, Any],
+    state: dict[str, Any],
 ) -> tuple[dict[str, Any], list[ExtremeToken]] | None:
     """Return `statistics_of` an undivided batch; None, with its memory freed, if the batch does not fit."""
-    state: dict[str, Any] = {p.name: before.get(p.name, p.empty()) for p in predictions}
+    for prediction in predictions:
+        state.setdefault(prediction.name, prediction.empty())
     batch_pass = BatchPass(batch)
     faults: dict[str, Tensor] = {}
     largest: list[Candidates] = []
@@ -78,7 +80,7 @@ def _fitting(
             faults[event.layer] = (bad & rows).any(-1).any(0)
             largest.extend(candidates(event, batch_pass))
         added = {p.name: p.statistics(event, batch_pass) for p in predictions}
-        state.update(merge({name: state[name] for name in added}, added))  # at once: predictions share statistics
+        state.update(merge(state, added))  # of all predictions at once, since they share statistics
 
     try:
         with follow(model, architecture, handle), torch.no_grad():

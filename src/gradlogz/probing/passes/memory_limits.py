@@ -13,10 +13,12 @@ from ..._errors import InputValueError
 from ..corpus.batching import PADDED
 from ..inside.architecture import Architecture
 from ..prediction import Prediction
-from ..statistics import GROUPS
+from ..statistics import GROUPS, SAMPLE
 
 LARGE = 2**30  # bytes of matrices from which their size is reported before the pass
-JUDGED = 4  # copies of the matrices of a layer, in all groups, that its judgement stores
+VECTORS = 3  # float32 vectors of a sampled token that the statistics of a layer store, at most
+BUNDLE = 2**33  # bytes of the matrices of one group for which predictions share a pass
+JUDGED = 5  # copies of the matrices of a layer, in all groups, that its judgement stores
 ROOM, MOST = 2**34, 8  # GPU memory in bytes per PADDED tokens of a batch, and the maximum multiple of PADDED
 
 
@@ -54,15 +56,32 @@ def check_memory(
     return f"The matrices of the residual stream need {gibibytes} of memory."
 
 
-def part_bytes(architecture: Architecture, predictions: Iterable[Prediction]) -> int:
-    """Return a bound of the bytes of matrices in a process that measures a part of the text, or judges all parts.
+def bundles_of(architecture: Architecture, predictions: Sequence[Prediction]) -> list[list[Prediction]]:
+    """Return predictions in bundles, each for a pass of its own, such that the matrices of one group fit into BUNDLE.
 
-    A part has the matrices of one group, once before and once after the event that is added. The matrices of one layer
-    are judged in all groups at once, with and without each of them.
+    A prediction whose matrices alone are larger has a bundle to itself. Nothing depends on the machine.
+    """
+    bundles: list[list[Prediction]] = [[]]
+    for prediction in sorted(predictions, key=lambda p: matrix_bytes(architecture, [p])):  # stable: small ones together
+        joined = [*bundles[-1], prediction]
+        if bundles[-1] and matrix_bytes(architecture, joined) > BUNDLE * GROUPS:
+            bundles.append([prediction])
+        else:
+            bundles[-1] = joined
+    return bundles
+
+
+def part_bytes(architecture: Architecture, predictions: Sequence[Prediction]) -> int:
+    """Return a bound of the bytes of statistics in a process that measures a part, or that judges all parts.
+
+    A part has the matrices of one group and of one bundle, and samples of tokens. The judgement has samples of the
+    model and of its baseline, and the matrices of one layer at a time, in all groups, with and without each of them.
     """
     matrices = [p.matrices(architecture) for p in predictions]
     of_layer = max((size for each in matrices for size in each.values()), default=0)
-    return max(2 * matrix_bytes(architecture, predictions) // GROUPS, JUDGED * of_layer)
+    of_bundle = max(matrix_bytes(architecture, bundle) for bundle in bundles_of(architecture, predictions))
+    samples = VECTORS * 4 * SAMPLE * architecture.width * max(1, len(architecture.sublayers) // 2)
+    return max(of_bundle // GROUPS + samples, JUDGED * of_layer + 2 * samples)
 
 
 def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: str | None) -> None:
