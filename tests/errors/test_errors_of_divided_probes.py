@@ -12,9 +12,9 @@ from gradlogz.commands.checkpoint_runs import Settings
 from gradlogz.commands.engine_options import EngineOptions
 from gradlogz.probing.corpus.batching import Report
 from gradlogz.probing.corpus.read_documents import ReadDocuments
-from gradlogz.probing.divided.corpus_parts import Outcome
+from gradlogz.probing.divided.corpus_parts import DividedOutcome
 from gradlogz.probing.inside.architecture import Architecture, Sublayer, SumSite
-from gradlogz.probing.measurement import Joinable, Measurement
+from gradlogz.probing.measurement import Measurement, MergeData
 from gradlogz.probing.measurement_file import STATISTICS, kept_measurement
 from gradlogz.probing.measurement_merge import merged
 from gradlogz.probing.passes.memory_limits import check_part_memory
@@ -23,6 +23,7 @@ from gradlogz.probing.predictions import known_predictions
 from support.error_form import each_of, refused
 from support.merged_runs import kept_runs
 
+FAILED = DividedOutcome(None, {"a": "b"}, False, 0, 1)
 SITE = SumSite("m", 0, 0)
 NONE = Architecture((), 8, (), {}, frozenset())
 WIDE = Architecture(
@@ -45,8 +46,8 @@ def damaged():
 def measurement(keys, *, complete=True, left=0, seed=0):
     documents = ReadDocuments(torch.tensor(keys), torch.ones(len(keys), dtype=torch.int64), len(keys), 9)
     report = Report(len(keys), len(keys), len(keys), 9, 8, 0, 0, left, 1, 1.0, 0)
-    joinable = Joinable(documents, [], None, {"seed": seed, "draws": 0})
-    return Measurement(Probed("m", NONE, {}, 0), {}, {}, None, {}, {}, report, [], {}, complete, joinable)
+    merge_data = MergeData(documents, [], None, {"seed": seed, "draws": 0})
+    return Measurement(Probed("m", NONE, {}, 0), {}, {}, None, {}, {}, report, [], {}, complete, merge_data)
 
 
 def both(*measurements):
@@ -103,7 +104,7 @@ ERRORS = [
         RuntimeError,
         "probe: --resume",
         "failed",
-        lambda: divided_probe.measured_parts(Outcome(None, {"a": "b"}, False, 0, 1), OPTIONS, Console(quiet=True)),
+        lambda: divided_probe.measured_parts(FAILED, OPTIONS, Console(quiet=True)),
     ),
 ]
 

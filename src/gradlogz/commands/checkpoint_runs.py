@@ -75,7 +75,7 @@ class Settings(NamedTuple):
             "files": [hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() for file in self.files],
         }  # fmt: skip
 
-    def joinable(self, checkpoint: "CheckpointName") -> dict[str, Any]:
+    def merge_options(self, checkpoint: "CheckpointName") -> dict[str, Any]:
         """Return the settings that must be equal in runs that are merged, and where the model is."""
         path = Path(checkpoint.source).expanduser()
         source = str(path.absolute()) if path.exists() else checkpoint.source

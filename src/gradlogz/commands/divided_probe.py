@@ -16,7 +16,7 @@ from .outputs import keeping
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..probing.divided.corpus_parts import Outcome
+    from ..probing.divided.corpus_parts import DividedOutcome
     from ..probing.divided.model_source import ModelSource
     from ..probing.inside.checkpoint_names import CheckpointName
     from ..probing.inside.loading import Loaded
@@ -54,7 +54,7 @@ def arguments_of(
     }
 
 
-def measured_parts(outcome: "Outcome", settings: Settings, console: "Console") -> "Measurement":
+def measured_parts(outcome: "DividedOutcome", settings: Settings, console: "Console") -> "Measurement":
     """Return the measurement of the finished parts; raise if nothing can be judged."""
     if outcome.measured is not None:
         return outcome.measured

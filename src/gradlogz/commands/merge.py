@@ -69,9 +69,9 @@ def command(
     described = [read_run(run, call="merge") for run in runs]
     known = selected(None, prediction or [])
     measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
-    options = measured.joinable.options
+    options = measured.merge_data.options
     predictions = selected(options["predictions"], prediction or [])
-    if measured.joinable.windows:
+    if measured.merge_data.windows:
         with console.status(Text("Measuring the draws of the matched baseline")):
             measured = _with_draws(measured, predictions, model, device, allow_pickle, allow_remote_code)
     facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
@@ -111,7 +111,7 @@ def _with_draws(
     from ..probing.passes.nulls import matched_of
     from ..probing.run_probe import chosen, matched_draws
 
-    options = measured.joinable.options
+    options = measured.merge_data.options
     source, revision = (options["model"], options["revision"]) if model is None else (model, None)
     located = locate(source, revision=revision, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
     if weights_hash(located) != measured.facts["weights_sha256"]:
@@ -122,7 +122,7 @@ def _with_draws(
         allow_remote_code=allow_remote_code,
     )  # fmt: skip
     matched = matched_of(chosen(predictions), draws=options["draws"], baseline=options["baseline"])
-    values = matched_draws(loaded.model, measured.joinable.windows, matched, measured.probed, options["draws"])
+    values = matched_draws(loaded.model, measured.merge_data.windows, matched, measured.probed, options["draws"])
     if isinstance(values, str):
         return measured._replace(facts={**measured.facts, "without_matched": values})
     return measured._replace(matched=values[0], rescaled=values[1])

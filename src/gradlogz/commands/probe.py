@@ -212,7 +212,7 @@ def _probe(
     """Measure and judge one model, and write its run, with these facts added."""
     from ..probing.divided.divided_pass import divided_measure
     from ..probing.inside.loading import load
-    from ..probing.measurement import joinable_with
+    from ..probing.measurement import with_merge_options
     from ..probing.measurement_file import write_measurement
     from ..probing.run_probe import chosen, evaluate
     from ..probing.runs.run_folder import Run, write_run
@@ -228,7 +228,7 @@ def _probe(
         arguments = arguments_of(checkpoint, loaded, settings, facts, chosen(settings.predictions))
         outcome = divided_measure(loaded=loaded, **arguments)
         measured, failures = measured_parts(outcome, settings, console), outcome.failures
-        measured = joinable_with(measured, settings.joinable(checkpoint))
+        measured = with_merge_options(measured, settings.merge_options(checkpoint))
     else:
         measured = _undivided(checkpoint, loaded, place, settings, facts, console)
     if settings.keep_statistics and measured.complete and (reason := write_measurement(place, measured, facts)):
@@ -258,7 +258,7 @@ def _undivided(
     console: "Console",
 ) -> "Measurement":
     """Measure one model, or read what an earlier command has measured and not judged."""
-    from ..probing.measurement import joinable_with
+    from ..probing.measurement import with_merge_options
     from ..probing.measurement_file import read_measurement, write_measurement
 
     repeatable = settings.text != STANDARD_INPUT
@@ -266,7 +266,7 @@ def _undivided(
     if measured is not None:
         console.print(UNJUDGED, style="dim", highlight=False)
         return measured
-    measured = joinable_with(_measured(checkpoint, loaded, settings, facts), settings.joinable(checkpoint))
+    measured = with_merge_options(_measured(checkpoint, loaded, settings, facts), settings.merge_options(checkpoint))
     if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
         console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
     return measured

@@ -14,7 +14,7 @@ from .runs.judgement import Measured
 from .runs.records import Token
 
 
-class Joinable(NamedTuple):
+class MergeData(NamedTuple):
     """Data beside the statistics that a merge with the measurement of another text needs.
 
     documents: those that were read.
@@ -48,9 +48,9 @@ class Measurement(NamedTuple):
     tokens: list[Token]
     seconds: dict[str, float]
     complete: bool
-    joinable: Joinable
+    merge_data: MergeData
 
 
-def joinable_with(measured: Measurement, options: dict[str, Any]) -> Measurement:
+def with_merge_options(measured: Measurement, options: dict[str, Any]) -> Measurement:
     """Return a measurement that is joined with those of the same options."""
-    return measured._replace(joinable=measured.joinable._replace(options=options))
+    return measured._replace(merge_data=measured.merge_data._replace(options=options))

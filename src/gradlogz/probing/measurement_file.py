@@ -83,13 +83,13 @@ def _typed(path: Path, predictions: Sequence[Prediction]) -> Measurement | None:
     """Return the measurement in a file; None unless the fields that a merge reads are of their types."""
     try:
         measured = _measurement(*read_state(path, modules_of(predictions)))
-        facts, options, joinable = measured.facts, measured.joinable.options, measured.joinable
+        facts, options, merge_data = measured.facts, measured.merge_data.options, measured.merge_data
         typed = [
             (facts["weights_sha256"], str), (facts["config_sha256"], str), (measured.report, Report),
-            (joinable.documents, ReadDocuments), (options["seed"], int), (options["draws"], int),
+            (merge_data.documents, ReadDocuments), (options["seed"], int), (options["draws"], int),
             (options["baseline"], float | int), (options["model"], str), (options["dtype"], str | None),
             (options["revision"], str | None), (options["predictions"], list),
-            *((each, str) for each in options["predictions"]), *((window, Window) for window in joinable.windows),
+            *((each, str) for each in options["predictions"]), *((window, Window) for window in merge_data.windows),
         ]  # fmt: skip
     except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
         return None

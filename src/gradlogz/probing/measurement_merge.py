@@ -17,7 +17,7 @@ from typing import Any
 from .._errors import InputValueError
 from .corpus.batching import facts_of_text
 from .corpus.read_documents import joined_documents
-from .measurement import Joinable, Measurement
+from .measurement import Measurement, MergeData
 from .passes.extreme_tokens import EACH
 from .passes.matched_draws import Window, least
 from .runs.records import Token
@@ -28,7 +28,7 @@ ABOUT_PLACE = ("model", "revision")  # options that say where the model is, not 
 
 
 def merged(names: Sequence[str], measurements: Sequence[Measurement]) -> Measurement:
-    """Return the measurement of all texts, without matched draws; `joinable.windows` are those that they read.
+    """Return the measurement of all texts, without matched draws; `merge_data.windows` are those that they read.
 
     names: names of the measurements in errors.
 
@@ -40,12 +40,12 @@ def merged(names: Sequence[str], measurements: Sequence[Measurement]) -> Measure
     for name, measured in zip(names[1:], measurements[1:], strict=True):
         _check_alike(names[0], first, name, measured)
     _check_distinct(names, measurements)
-    documents = joined_documents([m.joinable.documents for m in measurements])
+    documents = joined_documents([m.merge_data.documents for m in measurements])
     counts = {n: sum(getattr(m.report, n) for m in measurements) for n in ("windowed", "short", "left")}
     report = documents.report(first.report._replace(**counts))
-    rows = [m.joinable.baseline for m in measurements]
+    rows = [m.merge_data.baseline for m in measurements]
     baseline = reduce(lambda a, b: a.merge(b), rows) if all(rows) else None  # type: ignore[union-attr, arg-type, return-value]
-    draws = int(first.joinable.options.get("draws", 0))
+    draws = int(first.merge_data.options.get("draws", 0))
     return Measurement(
         first.probed,
         {name: value for name, value in first.facts.items() if name not in OF_TEXT} | facts_of_text(report),
@@ -57,7 +57,7 @@ def merged(names: Sequence[str], measurements: Sequence[Measurement]) -> Measure
         _extreme([token for m in measurements for token in m.tokens]),
         {name: sum(m.seconds.get(name, 0.0) for m in measurements) for name in first.seconds},
         True,
-        Joinable(documents, _windows(measurements, draws), baseline, first.joinable.options),
+        MergeData(documents, _windows(measurements, draws), baseline, first.merge_data.options),
     )
 
 
@@ -75,7 +75,7 @@ def _check_alike(name: str, one: Measurement, other_name: str, other: Measuremen
     """Raise unless two measurements are of the same model with the same options; the error names the differences."""
     facts = [
         {**{n: m.facts.get(n) for n in ("weights_sha256", "config_sha256", "device")}, "name": m.probed.name,
-         "window length": m.report.length, **m.joinable.options}
+         "window length": m.report.length, **m.merge_data.options}
         for m in (one, other)
     ]  # fmt: skip
     differ = [
@@ -91,7 +91,7 @@ def _check_distinct(names: Sequence[str], measurements: Sequence[Measurement]) -
     """Raise if a document is in two texts."""
     origin: dict[int, str] = {}
     for name, measured in zip(names, measurements, strict=True):
-        keys = measured.joinable.documents.keys.tolist()
+        keys = measured.merge_data.documents.keys.tolist()
         twice = [key for key in keys if key in origin]
         if twice:
             problem = f"{origin[twice[0]]} and {name} overlap: {len(twice):,} documents have the same names in both"
@@ -105,7 +105,7 @@ def _windows(measurements: Sequence[Measurement], draws: int) -> list[Window]:
     windows: list[Window] = []
     for measured in measurements:
         offset = 1 + max((window.batch for window in windows), default=-1)
-        windows += [window._replace(batch=offset + window.batch) for window in measured.joinable.windows]
+        windows += [window._replace(batch=offset + window.batch) for window in measured.merge_data.windows]
     return least(windows, draws) if windows and draws else []
 
 

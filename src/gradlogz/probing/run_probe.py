@@ -40,7 +40,7 @@ from .inside.embeddings import word_vectors_of
 from .inside.loading import describe
 from .inside.random_models import with_random_weights
 from .inside.weights import weights_of
-from .measurement import Joinable, Measurement
+from .measurement import Measurement, MergeData
 from .passes.baseline_rows import BaselineRows, BaselineState, LeastRow, LeastState
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
@@ -183,8 +183,8 @@ def measure(
         known["without_matched"], values = values, ({}, {})
     listed = [token.token(probed.name, tokenizer) for token in extreme]
     other, rows_state = (None, None) if untrained is None else untrained
-    joinable = Joinable(joined_documents(documents), windows, rows_state, {})
-    return Measurement(probed, known, state, other, *values, report, listed, seconds, not interrupted(), joinable)
+    merge_data = MergeData(joined_documents(documents), windows, rows_state, {})
+    return Measurement(probed, known, state, other, *values, report, listed, seconds, not interrupted(), merge_data)
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:

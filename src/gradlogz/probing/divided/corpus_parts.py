@@ -40,7 +40,7 @@ class DividedPass(NamedTuple):
     parts: int = PARTS
 
 
-class Outcome(NamedTuple):
+class DividedOutcome(NamedTuple):
     """A measurement of the parts that are finished, and the errors of those that failed.
 
     measured: None if so little is finished that nothing can be judged. finished, total: numbers of parts.

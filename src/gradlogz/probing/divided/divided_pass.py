@@ -37,7 +37,7 @@ from ..passes.nulls import check_nulls, matched_of
 from ..passes.placement import placed
 from ..passes.rotated_heads import drawn
 from ..prediction import Prediction, Probed
-from .corpus_parts import CorpusParts, DividedPass, Outcome, Part, batches_in, corpus_parts
+from .corpus_parts import CorpusParts, DividedOutcome, DividedPass, Part, batches_in, corpus_parts
 from .joined_parts import ModelState, TextState, in_bundle, joined_measurement
 from .model_source import ModelSource
 from .opened_models import MODELS, Opened, predictions_of
@@ -72,7 +72,7 @@ def divided_measure(
     engine: Engine,
     restart: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
+) -> DividedOutcome:
     """Measure a model on a corpus in parts.
 
     Args:
@@ -108,7 +108,7 @@ def divided_measure(
         if measured is not None:
             seconds, complete = {"parts": time.perf_counter() - begun}, len(results.states) == len(items)
             measured = measured._replace(seconds=seconds, complete=complete)
-    return Outcome(measured, results.failures, results.interrupted, len(results.states), len(items))
+    return DividedOutcome(measured, results.failures, results.interrupted, len(results.states), len(items))
 
 
 def _reading(source: ModelSource, loaded: Loaded, corpus: Iterable[Any], options: DividedPass) -> Batches | Inputs:

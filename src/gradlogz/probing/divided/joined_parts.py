@@ -18,7 +18,7 @@ from ..corpus.batching import facts_of_text
 from ..corpus.read_documents import joined_documents
 from ..inside.architecture import Architecture
 from ..inside.embeddings import WordVectors
-from ..measurement import Joinable, Measurement
+from ..measurement import Measurement, MergeData
 from ..measurement_file import modules_of
 from ..passes.baseline_rows import BaselineState, LeastState
 from ..passes.extreme_tokens import ExtremeToken, greatest
@@ -88,8 +88,8 @@ def joined_measurement(
     matched = [p for p in predictions if p.baseline == "matched"]
     draws = by_prediction((draw for each in values for draw in each), matched) if values else ({}, {})
     listed = [token.token(source.label, tokenizer) for token in extreme]
-    joinable = Joinable(documents, parts.windows, rows, {})
-    return Measurement(probed, facts, state, baseline, *draws, report, listed, {}, False, joinable)
+    merge_data = MergeData(documents, parts.windows, rows, {})
+    return Measurement(probed, facts, state, baseline, *draws, report, listed, {}, False, merge_data)
 
 
 def _weights(states: Mapping[str, Any], model: ModelState, kind: str) -> dict[str, Any]:
