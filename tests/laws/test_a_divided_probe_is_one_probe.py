@@ -14,7 +14,7 @@ from gradlogz.probing.inside.loading import load
 from gradlogz.probing.passes import memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.placement import placed
-from gradlogz.probing.statistics import SAMPLE
+from gradlogz.probing.statistics import SAMPLE, affine_fits, comoments_of, regression
 from support.divided_probes import NAMES, content, divided, saved
 from support.saved_models import SIZES, tokenizer
 
@@ -150,3 +150,16 @@ def test_the_statistics_of_a_part_are_bounded(monkeypatch):
     assert memory_limits.part_bytes(large, predictions) <= 20 * 2**30
     assert [len(bundle) for bundle in memory_limits.bundles_of(large, predictions)] == [len(predictions) - 1, 1]
     assert len(memory_limits.bundles_of(architecture, predictions)) == 1
+
+
+def test_fits_of_single_groups_are_those_of_all_groups_at_once(monkeypatch):
+    moments = None
+    for group in range(5):
+        x = torch.randn(40, 6, generator=torch.Generator().manual_seed(group), dtype=torch.float64)
+        added = comoments_of(x, x.roll(1, -1) + 0.3 * x.square(), group=group, yy="trace")
+        moments = added if moments is None else moments.merge(added)
+    together = affine_fits(moments)
+    monkeypatch.setattr(regression, "WIDE", 1)
+    for one, other in zip(together, affine_fits(moments), strict=True):
+        for (path, value), (_, found) in zip(numbers_in(one), numbers_in(other), strict=True):
+            torch.testing.assert_close(found, value, rtol=0.0, atol=1e-12, msg=str(path), equal_nan=True)

@@ -144,5 +144,9 @@ def _joined(
                     name = f"{kind}-{group}-{number}.{bundle}"
                     first = place.read(name, place.write(name, first, JOINED), modules)
             groups.append(first)
-        every |= reduce(merge, groups)
+        state = reduce(merge, groups)
+        if bundles > 1 and bundle == 0:  # the predictions with samples of tokens, which add up over groups
+            name = f"{kind}-samples"
+            state = place.read(name, place.write(name, state, JOINED), modules)
+        every |= state
     return every

@@ -16,9 +16,9 @@ from ..prediction import Prediction
 from ..statistics import GROUPS, SAMPLE
 
 LARGE = 2**30  # bytes of matrices from which their size is reported before the pass
-VECTORS = 3  # float32 vectors of a sampled token that the statistics of a layer store, at most
+VECTORS = 4  # float32 vectors of a sampled token that the statistics of a layer store, at most
 BUNDLE = 2**33  # bytes of the matrices of one group for which predictions share a pass
-JUDGED = 5  # copies of the matrices of a layer, in all groups, that its judgement stores
+JUDGED = 4  # copies of the matrices of a layer, in all groups, that its judgement stores
 ROOM, MOST = 2**34, 8  # GPU memory in bytes per PADDED tokens of a batch, and the maximum multiple of PADDED
 
 
@@ -72,16 +72,16 @@ def bundles_of(architecture: Architecture, predictions: Sequence[Prediction]) ->
 
 
 def part_bytes(architecture: Architecture, predictions: Sequence[Prediction]) -> int:
-    """Return a bound of the bytes of statistics in a process that measures a part, or that judges all parts.
+    """Return a bound of the bytes of statistics in a process that measures a part, joins parts, or judges all of them.
 
-    A part has the matrices of one group and of one bundle, and samples of tokens. The judgement has samples of the
-    model and of its baseline, and the matrices of one layer at a time, in all groups, with and without each of them.
+    A part has the matrices of one group and of one bundle; in the first bundle, which has the predictions without
+    matrices, also samples of tokens. Those of two groups are in memory while they are joined. The matrices of one layer
+    are judged at a time, in all groups.
     """
-    matrices = [p.matrices(architecture) for p in predictions]
-    of_layer = max((size for each in matrices for size in each.values()), default=0)
-    of_bundle = max(matrix_bytes(architecture, bundle) for bundle in bundles_of(architecture, predictions))
     samples = VECTORS * 4 * SAMPLE * architecture.width * max(1, len(architecture.sublayers) // 2)
-    return max(of_bundle // GROUPS + samples, JUDGED * of_layer + 2 * samples)
+    matrices = [matrix_bytes(architecture, bundle) // GROUPS for bundle in bundles_of(architecture, predictions)]
+    of_layer = max((size for p in predictions for size in p.matrices(architecture).values()), default=0)
+    return max(matrices[0] + 2 * samples, *matrices[1:], JUDGED * of_layer + samples)
 
 
 def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: str | None) -> None:
