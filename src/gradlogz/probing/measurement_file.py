@@ -14,6 +14,7 @@ from typing import Any
 
 from .._errors import InputValueError
 from .._output_files import reason_of
+from .._typing import Tensor
 from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
 from .corpus.batching import Report
 from .corpus.read_documents import ReadDocuments
@@ -86,7 +87,8 @@ def _typed(path: Path, predictions: Sequence[Prediction]) -> Measurement | None:
         facts, options, merge_data = measured.facts, measured.merge_data.options, measured.merge_data
         typed = [
             (facts["weights_sha256"], str), (facts["config_sha256"], str), (measured.report, Report),
-            (merge_data.documents, ReadDocuments), (options["seed"], int), (options["draws"], int),
+            (merge_data.documents, ReadDocuments), (merge_data.documents.keys, Tensor),
+            (merge_data.documents.tokens, Tensor), (options["seed"], int), (options["draws"], int),
             (options["baseline"], float | int), (options["model"], str), (options["dtype"], str | None),
             (options["revision"], str | None), (options["predictions"], list),
             *((each, str) for each in options["predictions"]), *((window, Window) for window in merge_data.windows),
