@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import losses, miners
 from torch.nn.functional import cross_entropy, logsigmoid, normalize
 
 import gradlogz as gz
@@ -81,6 +81,9 @@ THEIRS = {
     (METRIC, "NCALoss"): lambda: losses.NCALoss()(z, y),
     (METRIC, "ProxyNCALoss"): lambda: proxies(losses.ProxyNCALoss(3, 5), "proxies"),
     (METRIC, "NormalizedSoftmaxLoss"): lambda: proxies(losses.NormalizedSoftmaxLoss(3, 5, T), "W"),
+    (METRIC, "MultiSimilarityLoss"): lambda: losses.MultiSimilarityLoss()(z, y),
+    (METRIC, "CircleLoss"): lambda: losses.CircleLoss()(z, y),
+    (METRIC, "ProxyAnchorLoss"): lambda: proxies(losses.ProxyAnchorLoss(3, 5), "proxies"),
     (LIGHTLY, "NTXentLoss"): lambda: contrasts.nt_xent(u, v, T),
     (LIGHTLY, "NTXentLoss, memory bank"): memory_bank,
     (LIGHTLY, "DCLLoss"): lambda: contrasts.nt_xent(u, v, T, decoupled=True),
@@ -119,3 +122,50 @@ def test_low_temperatures_are_exact_where_another_library_has_a_ceiling():
     assert theirs < 90  # no pair can count for more than -log of the smallest float32, 87
     each = gz.nt_xent(x, y, temperature=0.01, normalize=True, reduction="none")
     assert theirs == pytest.approx(float(each.clamp(max=87.336544).mean()), rel=1e-3)
+
+
+MINED = {
+    "pairs": miners.MultiSimilarityMiner(epsilon=0.3),
+    "triplets": miners.TripletMarginMiner(margin=-0.2, type_of_triplets="all"),
+}
+WITH_PAIRS = {
+    "supervised_contrastive": (losses.SupConLoss(T), {"temperature": T}),
+    "multi_similarity_loss": (losses.MultiSimilarityLoss(1.5, 20, 0.4), {"alpha": 1.5, "beta": 20.0, "base": 0.4}),
+    "circle_loss": (losses.CircleLoss(0.3, 30), {"relaxation": 0.3, "scale": 30.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", MINED)
+@pytest.mark.parametrize("name", WITH_PAIRS)
+def test_indices_of_miners_choose_the_pairs(name, kind):
+    """Value and gradient with the pairs that a miner of the other library has chosen."""
+    theirs, options = WITH_PAIRS[name]
+    mined = MINED[kind](z, y)
+    x = z.clone().requires_grad_()
+    loss = getattr(gz.contrastive, name)
+    ours, with_all = (loss(x, y, pairs=chosen, normalize=True, **options) for chosen in (mined, None))
+    assert abs(float((ours - with_all).detach())) > 1e-3
+    expected = theirs(x, y, mined)
+    close(ours.detach(), expected.detach(), 100.0)
+    close(*(torch.autograd.grad(loss, x)[0] for loss in (ours, expected)), 1000.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["multi_similarity_loss", "circle_loss", "proxy_anchor_loss"])
+def test_gradients_of_weighted_pairs(name):
+    """Also those of proxies; the circle loss has no gradients in its weights."""
+    x, w = z.clone().requires_grad_(), p.clone().requires_grad_()
+    if name == "proxy_anchor_loss":
+        theirs = losses.ProxyAnchorLoss(3, 5, margin=0.2, alpha=16)
+        theirs.proxies.data = p.clone()
+        mine = torch.autograd.grad(
+            gz.contrastive.proxy_anchor_loss(x, w, y, margin=0.2, scale=16.0, normalize=True), (x, w)
+        )
+        other = torch.autograd.grad(theirs(x, y), (x, theirs.proxies))
+    else:
+        theirs = losses.CircleLoss() if name == "circle_loss" else losses.MultiSimilarityLoss()
+        mine = torch.autograd.grad(getattr(gz.contrastive, name)(x, y, normalize=True), x)
+        other = torch.autograd.grad(theirs(x, y), x)
+    for actual, expected in zip(mine, other, strict=True):
+        close(actual, expected, 1000.0)

@@ -13,6 +13,17 @@ head = gz.contrastive.linear_cross_entropy
 sampled = {"positive": y, "negatives": torch.tensor([2, 3])}
 
 ERRORS = [
+    # pairs of miners, rings
+    (TypeError, "circle_loss: pairs", "tuple", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y))),
+    (ValueError, "circle_loss: pairs", "as many", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y[:2], y))),
+    (ValueError, "circle_loss: scale", "positive", lambda: gz.contrastive.circle_loss(a, y, scale=0.0)),
+    (
+        ValueError,
+        "supervised_contrastive: pairs",
+        "candidates",
+        lambda: gz.supervised_contrastive(a, y, candidates=b, candidate_labels=y, pairs=(y, y, y)),
+    ),
+    (ValueError, "clip_loss: ring", "group", lambda: gz.clip_loss(a, b, ring=True)),
     # distances
     (ValueError, "double_centring: squared_distances", "[*b, n, n]", lambda: gz.contrastive.double_centring(a)),
     (ValueError, "classical_scaling: dim", "from 1 to 3", lambda: gz.contrastive.classical_scaling(a[:3], 4)),

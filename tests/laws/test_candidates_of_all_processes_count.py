@@ -6,18 +6,37 @@ import pytest
 import torch
 
 import gradlogz as gz
-from support.distributed_ranks import GROUPED, LABELS, SIZES, batch, contrastive_rank, encoder, grouped
+from support.distributed_ranks import (
+    GROUPED,
+    LABELS,
+    RING,
+    SIZES,
+    batch,
+    contrastive_rank,
+    encoder,
+    grouped,
+    ring_rank,
+    ring_results,
+)
 from support.scales import close
+
+
+def spawned(work, folder, processes):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(work, (port, str(folder)), nprocs=processes)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(contrastive_rank, (port, str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return spawned(contrastive_rank, tmp_path_factory.mktemp("ranks"), 2)
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory):
+    return spawned(ring_rank, tmp_path_factory.mktemp("ring"), 3)
 
 
 def whole(a, b, **options):
@@ -71,3 +90,12 @@ def test_losses_with_a_group_are_those_of_the_whole_batch(found, name):
     for f in found:
         close(f["grouped"][name][0], value, 100.0)
         close(f["grouped"][name][1], gradient, 1000.0)
+
+
+@pytest.mark.parametrize("name", RING)
+def test_losses_around_a_ring_are_those_of_the_whole_batch(around, name):
+    """Batches of four, one and three pairs; gradients of the encoder, of a factor of the vectors and of an offset."""
+    expected = ring_results(*batch(), LABELS)[name]
+    for f in around:
+        for actual, value in zip(f[name], expected, strict=True):
+            close(actual, value, 1000.0)

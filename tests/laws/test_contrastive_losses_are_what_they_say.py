@@ -493,7 +493,9 @@ def test_vectors_may_meet_in_half_precision(name):
     exact = loss(a, b, temperature=0.1)
     for precision, error in ((torch.bfloat16, 2**-9), (torch.float16, 2**-12)):
         found = loss(a, b, temperature=0.1, precision=precision)
-        assert 0 < float((found - exact).detach().abs()) < 10 * error
+        assert float((found - exact).detach().abs()) < 10 * error
+        each, rounded = (loss(a, b, temperature=0.1, precision=p, reduction="none") for p in (None, precision))
+        assert (each != rounded).any()
         for actual, expected in zip(
             torch.autograd.grad(found, (a, b)), torch.autograd.grad(exact, (a, b), retain_graph=True), strict=True
         ):

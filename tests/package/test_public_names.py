@@ -24,6 +24,11 @@ OF_NUMBA = (
     "gradlogz.kernels.attention.cpu",
     "gradlogz.kernels.simd",
     "gradlogz.kernels.attention.tiles",
+    "gradlogz.kernels.losses.compiled_rows",
+    "gradlogz.kernels.losses.row_fields",
+    "gradlogz.kernels.losses.row_losses",
+    "gradlogz.kernels.losses.row_products",
+    "gradlogz.kernels.losses.row_vectors",
 )
 OF_TRITON = ("gradlogz.kernels.attention.decoding", "gradlogz.kernels.attention.gpu")
 OF_AN_EXTRA = {**dict.fromkeys(OF_NUMBA, "numba"), **dict.fromkeys(OF_TRITON, "triton")}

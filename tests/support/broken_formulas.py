@@ -13,8 +13,8 @@ from torch import Tensor
 
 import gradlogz as gz
 from gradlogz import attention, dynamics, filters, measures
-from gradlogz.contrastive import losses
 from gradlogz.contrastive.likelihood import Likelihood
+from gradlogz.contrastive.losses import one_positive, sampled_negatives, several_positives, two_views
 from gradlogz.dynamics import attention_step, contraction
 from gradlogz.filters.conjugate import attention_filter, conjugate_dynamics, conjugate_filter
 from gradlogz.filters.gaussian import attentive_switching, enumeration, smoother, switching, switching_steps
@@ -112,7 +112,10 @@ FILTERS = [
     *formulas([filters.AttentionFilter], ["step", "dropped", "chain", "_log_received", "_log_after", "_sinkhorn"]),
 ]
 CONTRASTIVE = [
-    *formulas([losses], ["info_nce", "n_pair", "nt_xent", "nca", "skip_gram", "nce", "ranking_nce"]),
+    *formulas([one_positive], ["info_nce", "n_pair"]),
+    *formulas([two_views], ["nt_xent"]),
+    *formulas([several_positives], ["nca"]),
+    *formulas([sampled_negatives], ["skip_gram", "nce", "ranking_nce"]),
     *formulas([Likelihood], ["log_probability", "log_mass"]),
 ]
 CHAPTERS = {

@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 
-from gradlogz.contrastive import likelihood, losses
+from gradlogz.contrastive import likelihood
+from gradlogz.contrastive.losses import two_views
 from gradlogz.kernels.attention import blocked
 from gradlogz.kernels.losses import logit_losses, pairwise_log_sum_exp
 
@@ -16,8 +17,8 @@ def by_blocks():
         (likelihood, "DENSE"),
         (logit_losses, "DENSE"),
         (pairwise_log_sum_exp, "SMALL"),
-        (losses, "ONE_MATRIX"),
-        (losses, "DENSE"),
+        (two_views, "ONE_MATRIX"),
+        (two_views, "DENSE"),
     ]
     with pytest.MonkeyPatch.context() as patch:
         for module, name in sizes:

@@ -63,6 +63,60 @@ GROUPED = {
 }
 
 
+# Losses with `ring`, of two views, the labels of their pairs, and options.
+RING = {
+    "info_nce": lambda a, b, _, **o: gz.info_nce(a, b, temperature=0.3, **o),
+    "ids": lambda a, b, y, **o: gz.info_nce(a, b, ids=y, log_weights=b[:, 0], temperature=0.3, **o),
+    "vectors": lambda a, b, _, **o: gz.info_nce(a, b, positive=b.roll(1, -1), temperature=0.3, **o),
+    "hard negatives": lambda a, b, _, **o: gz.info_nce(
+        a, b, hard_negatives=(a - b).unsqueeze(1), margin=0.2, temperature=0.3, **o
+    ),
+    "n_pair": lambda a, b, _, **o: gz.contrastive.n_pair(a, b, normalize=True, **o),
+    "clip_loss": lambda a, b, y, **o: gz.clip_loss(a, b, ids=y, temperature=0.3, **o),
+    "nt_xent": lambda a, b, _, **o: gz.nt_xent(a, b, temperature=0.3, normalize=True, **o),
+    "nt_xent, ids": lambda a, b, y, **o: gz.nt_xent(a, b, ids=y, temperature=0.3, **o),
+    "decoupled": lambda a, b, _, **o: gz.nt_xent(a, b, decoupled=True, margin=0.1, temperature=0.3, **o),
+    "supervised": lambda a, b, y, **o: gz.supervised_contrastive(a + b, y, temperature=0.3, **o),
+    "candidates": lambda a, b, y, **o: gz.supervised_contrastive(
+        a, y, candidates=b, candidate_labels=y, temperature=0.3, **o
+    ),
+    "inside": lambda a, b, y, **o: gz.supervised_contrastive(a + b, y, mean_inside_log=True, temperature=0.3, **o),
+    "pair": lambda a, b, y, **o: gz.supervised_contrastive(a + b, y, denominator="pair", temperature=0.3, **o),
+    "siglip": lambda a, b, y, **o: gz.siglip(a, b, ids=y, temperature=0.3, offset=OFFSET, **o),
+}
+OFFSET = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+RING_SIZES = (4, 1, 3)  # numbers of pairs of three processes
+
+
+def ring_results(x, y, labels, **options):
+    """Value and gradients of each loss in the encoder, a learned temperature and an offset, averaged over processes."""
+    results = {}
+    for name, loss in RING.items():
+        model = encoder()
+        scale = torch.ones((), dtype=torch.float64, requires_grad=True)  # 1 / sqrt(temperature)
+        value = loss(model(x) * scale, model(y) * scale, labels, **options)
+        inputs = [model.weight, scale, OFFSET]
+        gradients = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+        results[name] = [value.detach(), *gradients]
+        if options:
+            for tensor in results[name]:
+                distributed.all_reduce(tensor)
+                tensor /= distributed.get_world_size()
+    return results
+
+
+def ring_rank(rank, port, folder):
+    """Save the losses of three processes around a ring."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    here = slice(sum(RING_SIZES[:rank]), sum(RING_SIZES[: rank + 1]))
+    x, y = (t[here] for t in batch())
+    results = ring_results(x, y, LABELS[here], group=distributed.group.WORLD, ring=True)
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
 def grouped(x, y, labels, group):
     """Return the value and the gradient of each loss, averaged over processes as DistributedDataParallel does."""
     results = {}

@@ -3,6 +3,7 @@
 from .likelihood import Likelihood as Likelihood
 from .losses import (
     info_nce as info_nce,
+    ring_info_nce as ring_info_nce,
     n_pair as n_pair,
     clip_loss as clip_loss,
     nt_xent as nt_xent,
@@ -17,6 +18,9 @@ from .losses import (
     triplet_loss as triplet_loss,
     alignment_loss as alignment_loss,
     uniformity_loss as uniformity_loss,
+    multi_similarity_loss as multi_similarity_loss,
+    circle_loss as circle_loss,
+    proxy_anchor_loss as proxy_anchor_loss,
 )
 from .modules import Contrastive as Contrastive, SigLIP as SigLIP
 from .queue import Queue as Queue
@@ -25,7 +29,7 @@ from .scaling import (
     classical_scaling as classical_scaling,
     ClassicalScaling as ClassicalScaling,
 )
-from .distributed import gather_candidates as gather_candidates, Gathered as Gathered, ring_info_nce as ring_info_nce
+from .distributed import gather_candidates as gather_candidates, Gathered as Gathered
 from .language_head import linear_cross_entropy as linear_cross_entropy, LinearCrossEntropy as LinearCrossEntropy
 from .retrieval import retrieval_ranks as retrieval_ranks, recall_at as recall_at
 from .large_batches import cached_backward as cached_backward, matryoshka_loss as matryoshka_loss

@@ -1,16 +1,10 @@
-"""Candidates of all processes: gathered, or passed around a ring.
-
-    gather_candidates     every process holds all candidates; gradients are summed on the process of each candidate
-    ring_info_nce         every process holds its own block and one other, which it passes on after each partial sum
-
-    G = log sum over blocks of exp G_block        partial log normalisers are merged block by block
-    gradient of a block's candidates              travels around the ring with the block; every process adds its term
+"""Candidates of all processes, gathered: every process holds all, and gradients are summed on that of each candidate.
 
 DistributedDataParallel averages gradients over processes, so the gradient of each candidate must be summed over all
 processes to give the gradient of the loss of the global batch. Gathering without gradients, or only with those of the
 local part, gives a smaller gradient.
 
-Read next: losses.py, ../kernels/losses/pairwise_log_sum_exp.py.
+Read next: ring.py (the same without holding all candidates), losses/.
 """
 
 from typing import Any, NamedTuple
@@ -18,16 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from .._errors import InputRuntimeError
-from .._process_ring import Exchange, ranks_of_blocks
+from .._errors import InputRuntimeError, InputValueError
 from .._typing import Float, Int, Tensor
-from ..kernels.attention import dispatch
-from ..kernels.attention.scoring import Scoring, Sight
-from ..kernels.losses.pairwise_log_sum_exp import log_add, received
-from ..kernels.losses.softmax_losses import softplus
-from .validation import check_rows, check_temperature, check_vectors, promoted, reduced, unit
-
-SCORING = Scoring(1.0)
+from .validation import check_indices, check_rows, check_vectors
 
 
 class Gathered(NamedTuple):
@@ -44,10 +31,33 @@ def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.P
     """
     check_vectors("gather_candidates", candidates=candidates)
     check_started("gather_candidates")
-    sizes = _sizes(candidates, group)
+    sizes = sizes_of_batches(candidates, group)
     rank = distributed.get_rank(group)
     index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
     return Gathered(_Gather.apply(candidates, sizes, group), index)
+
+
+def gathered(
+    anchor: Tensor, candidates: Tensor, group: "distributed.ProcessGroup", options: dict[str, Any]
+) -> Float[Tensor, "n d"]:
+    """Candidates of all processes; the options of a likelihood that belong to candidates are gathered in place."""
+    call = options["call"]
+    check_group(call, options)
+    positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
+    if positive is None:
+        check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
+    everything = gather_candidates(candidates, group=group)
+    if positive is None:
+        options["positive"] = everything.own
+    elif not positive.is_floating_point():
+        check_indices(call, "positive", positive, candidates.shape[0])
+        options["positive"] = positive + everything.own[0]
+    if ids is not None:
+        of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
+        options["ids"] = (of_anchors, gather_rows(of_candidates, group))
+    if log_weights is not None:
+        options["log_weights"] = gather_candidates(log_weights.unsqueeze(-1), group=group).candidates.squeeze(-1)
+    return everything.candidates
 
 
 def mean_over_processes(
@@ -58,35 +68,18 @@ def mean_over_processes(
     With equal batches it is the mean over the anchors of this process. DistributedDataParallel averages gradients over
     processes, so that batches of different sizes are right too.
     """
-    sizes = _sizes(torch.empty(rows, 0, device=device), group)
+    sizes = sizes_of_batches(torch.empty(rows, 0, device=device), group)
     return total * (len(sizes) / sum(sizes))
 
 
-def ring_info_nce(
-    anchor: Float[Tensor, "m d"],
-    candidates: Float[Tensor, "m d"],
-    *,
-    temperature: float | Float[Tensor, ""] = 1.0,
-    normalize: bool = False,
-    reduction: str = "mean",
-    group: "distributed.ProcessGroup | None" = None,
-) -> Tensor:
-    """info_nce over the candidates of all processes, without gathering them.
-
-        loss_i = -log [ exp(s_i+) / sum over all candidates of all processes of exp(s_ij) ]
-
-    Denominator: as in info_nce, over the global batch. Memory is linear in the batch of one process; the candidates
-    pass around the ring once forward and, with their gradients, once backward. First derivatives only.
-    """
-    call = "ring_info_nce"
-    check_vectors(call, anchor=anchor, candidates=candidates)
-    check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
-    check_temperature(call, temperature, anchor)
+def check_group(call: str, options: dict[str, Any]) -> None:
+    """Check that there is a process group, and no option that would need columns for candidates of other processes."""
+    for name in ("mask", "bias"):
+        if options.get(name) is not None:
+            problem = f"{name} must not be passed with group=, since it has no columns for other processes"
+            remedy = "Pass ids= or log_weights=, which are gathered, or gather_candidates before the loss."
+            raise InputValueError(call, name, problem, remedy)
     check_started(call)
-    a, x = (unit(t) if normalize else t for t in promoted(anchor, candidates))
-    eta = a / temperature
-    N = _Ring.apply(eta, x, _sizes(x, group), group)
-    return reduced(call, softplus(N - (eta * x).sum(-1)), reduction)
 
 
 def check_started(call: str) -> None:
@@ -96,7 +89,7 @@ def check_started(call: str) -> None:
         raise InputRuntimeError(call, "group", "torch.distributed has no process group", remedy)
 
 
-def _sizes(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
+def sizes_of_batches(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
     """Number of candidates on each process."""
     local = torch.tensor([candidates.shape[0]], device=candidates.device)
     sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
@@ -104,16 +97,16 @@ def _sizes(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list
     return [int(size) for size in sizes]
 
 
-def _padded(tensor: Tensor, rows: int) -> Tensor:
+def padded(tensor: Tensor, rows: int) -> Tensor:
     """The tensor padded with zeros to `rows` rows, since processes exchange blocks of one size."""
-    padded = tensor.new_zeros(rows, *tensor.shape[1:])
-    padded[: tensor.shape[0]] = tensor
-    return padded
+    result = tensor.new_zeros(rows, *tensor.shape[1:])
+    result[: tensor.shape[0]] = tensor
+    return result
 
 
 def _rows_of_all(tensor: Tensor, sizes: list[int], group: Any) -> Tensor:
     blocks = [tensor.new_empty(max(sizes), *tensor.shape[1:]) for _ in sizes]
-    distributed.all_gather(blocks, _padded(tensor, max(sizes)), group=group)
+    distributed.all_gather(blocks, padded(tensor, max(sizes)), group=group)
     return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
 
 
@@ -126,7 +119,7 @@ def is_distributed(group: "distributed.ProcessGroup | None" = None) -> bool:
 
 def gather_rows(tensor: Tensor, group: "distributed.ProcessGroup | None" = None) -> Tensor:
     """Rows of all processes in the order of their ranks, without gradients: labels, or vectors for a queue."""
-    return _rows_of_all(tensor.detach(), _sizes(tensor, group), group)
+    return _rows_of_all(tensor.detach(), sizes_of_batches(tensor, group), group)
 
 
 class _Gather(torch.autograd.Function):
@@ -156,45 +149,3 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return _Gather.apply(gradient, ctx.sizes, ctx.group), None, None
-
-
-def _negatives(here: int, size: int, group: Any, device: torch.device) -> Sight:
-    """All candidates of another process; of this process all but the positive of each anchor."""
-    if here != distributed.get_rank(group):
-        return Sight()
-    return Sight(mask=~torch.eye(size, dtype=torch.bool, device=device)[None, None])
-
-
-class _Ring(torch.autograd.Function):
-    """Log-sum-exp over the negatives of every anchor on all processes, block by block."""
-
-    @staticmethod
-    def forward(ctx: Any, eta: Tensor, candidates: Tensor, sizes: list[int], group: Any) -> Tensor:
-        q, block = eta[None, None], _padded(candidates, max(sizes))
-        G, E = q.new_full(q.shape[:-1], -torch.inf), torch.zeros_like(q)
-        for here in ranks_of_blocks(group):
-            k = block[None, None, : sizes[here]]
-            sight = _negatives(here, sizes[here], group, q.device)
-            result = dispatch.forward(q, k, k, sight, SCORING, None, statistics=False)
-            total = log_add(G, result.log_normalizer)
-            top = total.masked_fill(total == -torch.inf, 0.0)
-            old, new = (G - top).exp().unsqueeze(-1), (result.log_normalizer - top).exp().unsqueeze(-1)
-            G, E = total, old * E + new * result.output
-            (block,) = Exchange([block], group).received()
-        ctx.sizes, ctx.group = sizes, group
-        ctx.save_for_backward(eta, candidates, G, E)
-        return G[0, 0]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        eta, candidates, G, E = ctx.saved_tensors
-        sizes, q, g = ctx.sizes, eta[None, None], gradient[None, None]
-        block = _padded(candidates, max(sizes))
-        collected = torch.zeros_like(block)
-        for here in ranks_of_blocks(ctx.group):
-            k = block[None, None, : sizes[here]]
-            mask = _negatives(here, sizes[here], ctx.group, q.device).mask  # symmetric
-            collected[: sizes[here]] += received(k, q, q, g, G, None, SCORING, mask)[0, 0]
-            block, collected = Exchange([block, collected], ctx.group).received()
-        return gradient.unsqueeze(-1) * E[0, 0], collected[: candidates.shape[0]], None, None

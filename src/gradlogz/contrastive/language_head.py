@@ -7,7 +7,7 @@
 A head of 128 000 words over 8192 tokens has 4 GB of logits in float32. They are computed by blocks of tokens and not
 stored; the gradients of the loss come from the same blocks.
 
-Read next: ../kernels/losses/vocabulary.py (the blocks), losses.py (`proxy_loss`, the same loss for few classes).
+Read next: ../kernels/losses/vocabulary.py (the blocks), losses/ (`proxy_loss`, the same loss for few classes).
 """
 
 from typing import TYPE_CHECKING, NamedTuple

@@ -3,7 +3,7 @@
     cached_backward      gradients of a loss of all vectors, one part of the batch in memory at a time        [gao21]
     matryoshka_loss      sum of a loss over the first d coordinates, for several d                       [kusupati22]
 
-Read next: losses.py.
+Read next: losses/.
 """
 
 from collections.abc import Callable, Sequence

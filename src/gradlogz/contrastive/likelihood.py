@@ -9,7 +9,7 @@
 
 The loss is invariant to a common shift of all candidates. Their mean is subtracted first, to reduce rounding errors.
 
-Read next: losses.py (the losses), ../kernels/losses/pairwise_log_sum_exp.py (the sums in linear memory).
+Read next: losses/ (the losses), ../kernels/losses/pairwise_log_sum_exp.py (the sums in linear memory).
 """
 
 import dataclasses
@@ -22,14 +22,15 @@ from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
-from ..kernels.losses.logit_losses import DENSE, each_row, sum_of_rows
+from ..kernels.losses.logit_losses import DENSE, each_row, is_compiled, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp, pairs
 from ..kernels.losses.softmax_losses import OnePositive, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
-from ..measures import Empirical
+from ..measures.empirical import Empirical
 from ..special import log_domain
 from .validation import (
     REDUCTIONS,
+    Ids,
     check_choice,
     check_device,
     check_indices,
@@ -42,8 +43,6 @@ from .validation import (
     readable,
     reduced,
 )
-
-Ids = Int[Tensor, " m"] | tuple[Int[Tensor, " m"], Int[Tensor, " n"]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -113,6 +112,21 @@ class Likelihood:
         elif positive is not None:
             check_integers(call, "positive", positive, (m,), self.anchor)
             check_indices(call, "positive", positive, n)
+        if not (self.log_weights is self.bias is self.ids is self.mask is None):
+            self._check_options(m, n)
+        check_temperature(call, self.temperature, self.anchor)
+        check_precision(call, self.precision)
+        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
+            self._set(temperature=self.temperature.reshape(()))
+        fields = {"anchor": self.anchor, "candidates": self.candidates, "positive": outside}
+        fields |= {"log_weights": self.log_weights, "bias": self.bias}
+        floating = {field: t for field, t in fields.items() if t is not None}
+        if any(t.dtype is not torch.float32 for t in floating.values()):
+            self._set(**dict(zip(floating, promoted(*floating.values()), strict=True)))
+
+    def _check_options(self, m: int, n: int) -> None:
+        """Check log weights, bias, ids and mask."""
+        call, (anchor_name, _) = self.call, self.names
         if self.log_weights is not None:
             self._check_shape("log_weights", self.log_weights, (n,), "Pass one log weight for each candidate.")
         if self.bias is not None:
@@ -130,14 +144,6 @@ class Likelihood:
                 )
                 raise InputValueError(call, "mask", f"mask must be bool of shape ({m}, {n}), got {fact}", remedy)
             check_device(call, **{anchor_name: self.anchor, "mask": self.mask})
-        check_temperature(call, self.temperature, self.anchor)
-        check_precision(call, self.precision)
-        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
-            self._set(temperature=self.temperature.reshape(()))
-        fields = {"anchor": self.anchor, "candidates": self.candidates, "positive": outside}
-        fields |= {"log_weights": self.log_weights, "bias": self.bias}
-        floating = {field: t for field, t in fields.items() if t is not None}
-        self._set(**dict(zip(floating, promoted(*floating.values()), strict=True)))
 
     def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
         if tuple(tensor.shape) != shape or not tensor.is_floating_point():
@@ -167,7 +173,7 @@ class Likelihood:
     def log_density(self) -> Float[Tensor, " m"]:
         """Log density <eta, x_+> - G(eta) of the positive with respect to h."""
         probability = self.log_probability()
-        w = None if self._outside or self.log_weights is None else self.log_weights[self._index()]
+        w = None if self._outside or self.log_weights is None else self.log_weights[self.index_of_positive()]
         return probability if w is None else probability - w
 
     @without_autocast
@@ -195,20 +201,24 @@ class Likelihood:
         check_choice(self.call, "reduction", reduction, REDUCTIONS)
         m, n = self.anchor.shape[0], self.candidates.shape[0]
         learned = isinstance(self.temperature, Tensor) and margin != 0
-        if reduction == "none" or decoupled or learned or self._outside or m * n > DENSE:
-            if learned:  # the margin has a gradient in the temperature
-                losses = self._losses(decoupled=True) + margin / self.temperature
-                losses = losses if decoupled else softplus(losses)
-            else:
-                losses = self._losses(decoupled=decoupled, margin=margin)
-            if decoupled:
-                self._check_negatives(losses)
-            return reduced(self.call, losses, reduction)
+        if reduction == "none" or decoupled or learned or self._outside or not self._at_once(m * n):
+            if learned or decoupled:  # a margin has a gradient in the temperature
+                return self.loss_of_log_odds(self.log_odds(), reduction, decoupled=decoupled, margin=margin)
+            return reduced(self.call, self._losses(decoupled=False, margin=margin), reduction)
         coefficient = 1 / m if reduction == "mean" else 1.0
         rows = self._rows(decoupled=False, margin=margin)
         eta, factor = (self.eta, 1.0) if isinstance(self.temperature, Tensor) else (self.anchor, 1 / self.temperature)
         options: Any = {"factor": factor, "precision": self.precision}
         return sum_of_rows(rows, eta, self.candidates, self._bias(), coefficient, **options)
+
+    def loss_of_log_odds(
+        self, log_odds: Float[Tensor, " m"], reduction: str, *, decoupled: bool = False, margin: float = 0.0
+    ) -> Tensor:
+        """`loss` from log odds of the positives that were computed elsewhere."""
+        losses = margin / self.temperature - log_odds if margin else -log_odds
+        if decoupled:
+            self._check_negatives(losses)
+        return reduced(self.call, losses if decoupled else softplus(losses), reduction)
 
     @without_autocast
     def log_mass(self, labels: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -292,7 +302,7 @@ class Likelihood:
         """True if positives are vectors and not indices of candidates."""
         return self.positive is not None and self.positive.is_floating_point()
 
-    def _index(self) -> Int[Tensor, " m"]:
+    def index_of_positive(self) -> Int[Tensor, " m"]:
         """Index of the positive of each anchor among the candidates."""
         if self.positive is None:
             return torch.arange(self.anchor.shape[0], device=self.anchor.device)
@@ -311,7 +321,7 @@ class Likelihood:
 
     def weight_of_positive(self) -> Float[Tensor, " m"] | None:
         """Number added to the logit of each positive; None for 0."""
-        bias, index = self._bias(), self._index() if not self._outside else None
+        bias, index = self._bias(), self.index_of_positive() if not self._outside else None
         if bias is None or index is None:
             return None
         return bias[index] if bias.ndim == 1 else bias.gather(1, index.unsqueeze(-1)).squeeze(-1)
@@ -319,7 +329,7 @@ class Likelihood:
     def _visible(self) -> VisiblePairs:
         """The candidates of each anchor, without positives passed as vectors."""
         ids = self.ids if isinstance(self.ids, tuple) else None  # a pair since __post_init__
-        positive = None if self._outside or (ids is None and self.mask is None) else self._index()
+        positive = None if self._outside or (ids is None and self.mask is None) else self.index_of_positive()
         return VisiblePairs(not self.exclude_self, ids, False, positive, None, self.mask)
 
     def _negatives(self) -> VisiblePairs:
@@ -329,7 +339,7 @@ class Likelihood:
             return visible
         if self.positive is None and visible.plain:
             return visible._replace(itself=False)
-        return visible._replace(excluded=self._index())
+        return visible._replace(excluded=self.index_of_positive())
 
     def _losses(self, *, decoupled: bool, margin: float = 0.0) -> Float[Tensor, " m"]:
         """Loss of every anchor."""
@@ -347,6 +357,10 @@ class Likelihood:
         if margin:
             losses = losses + margin / self.temperature
         return losses if decoupled else softplus(losses)
+
+    def _at_once(self, pairs: int) -> bool:
+        """True if the sum of the losses is computed from the logits of whole rows."""
+        return pairs <= DENSE or is_compiled(self.anchor, self.candidates, self._bias(), self.precision)
 
     def _rows(self, *, decoupled: bool, margin: float) -> OnePositive:
         """The loss as a function of rows of logits, for positives among the candidates."""

@@ -4,7 +4,7 @@
 
 The bound is kept by raising the parameter, as CLIP does after a step, so that its gradient can lead away from it.
 
-Read next: losses.py.
+Read next: losses/.
 """
 
 import math

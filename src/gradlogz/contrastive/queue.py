@@ -5,7 +5,7 @@
 The queue holds only negatives, so pass positives as vectors: info_nce(anchor, queue.candidates, positive=key). Put the
 keys of a batch into the queue after its loss: before it, each positive would be its own negative.
 
-Read next: losses.py.
+Read next: losses/.
 """
 
 import torch

@@ -3,7 +3,7 @@
     rank_i    = number of candidates j with <a_i, x_j> > <a_i, x_+>      0 is the best
     recall@k  = share of anchors with rank < k
 
-Read next: losses.py, whose losses bound these ranks.
+Read next: losses/, whose losses bound these ranks.
 """
 
 import torch

@@ -5,9 +5,9 @@
     X_c        = V Λ^{1/2} up to a rotation, where -J D J / 2 = V Λ V^T     classical scaling
 
 So a model of distances is one of dot products: exp(-|x_i - x_j|²) and exp(2 <x_i, x_j> - |x_j|²) have the same softmax
-over j, attention with a key bias (`nca` in losses.py).
+over j, attention with a key bias (`nca` in losses/).
 
-Read next: losses.py (losses of dot products).
+Read next: losses/ (losses of dot products).
 """
 
 from typing import NamedTuple

@@ -9,23 +9,24 @@ from .._errors import InputTypeError, InputValueError, has_values, present, shap
 from .._typing import Float, Int, Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOAT32 = {torch.float32}
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+Ids = Int[Tensor, " m"] | tuple[Int[Tensor, " m"], Int[Tensor, " n"]]
 REDUCTIONS = ("mean", "sum", "none")
 
 
 def check_vectors(call: str, *, may_be_empty: str | None = None, **tensors: Tensor | None) -> None:
     """Check that all tensors are floating [m, d] with the same d, on one device; all but one with at least one row."""
     vectors = present(**tensors)
-    first = next(iter(vectors.values()))
-    if all(
-        isinstance(t, Tensor)
-        and t.ndim == 2
-        and t.dtype in FLOATS
-        and t.shape[0]
-        and t.shape[1] == first.shape[1]
-        and t.device == first.device
-        for t in vectors.values()
-    ):
+    width = device = None
+    for t in vectors.values():
+        if not (isinstance(t, Tensor) and t.ndim == 2 and t.dtype in FLOATS and t.shape[0]):
+            break
+        if width is None:
+            width, device = t.shape[1], t.device
+        elif t.shape[1] != width or t.device != device:
+            break
+    else:
         return
     for name, t in vectors.items():
         if not isinstance(t, Tensor):
@@ -110,6 +111,14 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], vectors
         )
 
 
+def check_positive(call: str, **numbers: float) -> None:
+    """Check that numbers are positive and finite."""
+    for name, number in numbers.items():
+        if not 0 < number < float("inf"):
+            problem = f"{name} must be positive and finite, got {number}"
+            raise InputValueError(call, name, problem, "Pass a positive number.")
+
+
 def check_precision(call: str, precision: torch.dtype | None) -> None:
     """Check that the precision is None or a half precision."""
     if precision not in (None, torch.bfloat16, torch.float16):
@@ -144,7 +153,10 @@ def wide(tensor: Tensor) -> Tensor:
 
 def promoted(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in one dtype, the widest of theirs and at least float32."""
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    dtypes = {t.dtype for t in tensors}
+    if dtypes == FLOAT32:
+        return tensors
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     return tuple(t if t.dtype == dtype else t.to(dtype) for t in tensors)
 
 

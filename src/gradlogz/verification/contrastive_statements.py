@@ -2,7 +2,7 @@
 
     loss_i = -log p(+ | a_i) = G(η_i) - <η_i, x₊>,   η_i = a_i / temperature,   ∇_η loss = attention - x₊
 
-Read next: ../contrastive/losses.py.
+Read next: ../contrastive/losses/.
 """
 
 import itertools
@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import cosine_similarity, logsigmoid
 
 from .._typing import Tensor
-from ..contrastive import losses
 from ..contrastive.likelihood import Likelihood
+from ..contrastive.losses import one_positive, sampled_negatives, several_positives, two_views
 from .definition import FLOAT, normal, uniform
 from .statement import Outcome, gap, statement, violation
 
@@ -36,10 +36,10 @@ def info_nce() -> Outcome:
     p = terms / terms.sum(-1, keepdim=True)
 
     def loss(anchor: Tensor) -> Tensor:
-        return losses.info_nce(anchor, x, temperature=TEMPERATURE, log_weights=log_w, reduction="sum")
+        return one_positive.info_nce(anchor, x, temperature=TEMPERATURE, log_weights=log_w, reduction="sum")
 
     gradient = torch.func.grad(loss)(a) * TEMPERATURE
-    each = losses.info_nce(a, x, temperature=TEMPERATURE, log_weights=log_w, reduction="none")
+    each = one_positive.info_nce(a, x, temperature=TEMPERATURE, log_weights=log_w, reduction="none")
     return Outcome(max(gap(each, -p.diagonal().log(), 10.0), gap(gradient, p @ x - x, 10.0)))
 
 
@@ -55,7 +55,7 @@ def bound_on_mutual_information() -> Outcome:
     information = (joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum()
     average = torch.zeros((), dtype=FLOAT)
     for i, j, k, m in itertools.product(range(3), repeat=4):
-        average = average + joint[i, j] * joint[k, m] * losses.info_nce(a[[i, k]], x[[j, m]])
+        average = average + joint[i, j] * joint[k, m] * one_positive.info_nce(a[[i, k]], x[[j, m]])
     return Outcome(violation(torch.tensor(2.0, dtype=FLOAT).log() - average, information))
 
 
@@ -74,11 +74,13 @@ def n_pair() -> Outcome:
     even, noise = torch.full((5,), 0.2, dtype=FLOAT).log(), torch.log_softmax(normal(5, seed=3), 0)
 
     def ranked(log_q: Tensor) -> Tensor:
-        return losses.ranking_nce(a, x, positive=positive, negatives=negatives, noise=log_q, reduction="none")
+        return sampled_negatives.ranking_nce(
+            a, x, positive=positive, negatives=negatives, noise=log_q, reduction="none"
+        )
 
     corrected = s - noise
     weighted = corrected.exp().sum(-1).log() - corrected.diagonal()
-    pairs = losses.n_pair(a, x, reduction="none")
+    pairs = one_positive.n_pair(a, x, reduction="none")
     return Outcome(
         max(gap(pairs, expected, 10.0), gap(ranked(even), expected, 10.0), gap(ranked(noise), weighted, 10.0))
     )
@@ -101,7 +103,7 @@ def nce() -> Outcome:
 
     def loss_at(log_normalizer: Tensor) -> Tensor:
         anchors = anchor.expand(36, 3)
-        return losses.nce(
+        return sampled_negatives.nce(
             anchors, x, positive=positive, negatives=negative.unsqueeze(-1), noise=noise,
             log_normalizer=log_normalizer, reduction="none",
         )  # fmt: skip
@@ -125,8 +127,8 @@ def skip_gram() -> Outcome:
     of_positive = s[torch.arange(4), positive]
     negatives = torch.tensor([[0, 1], [3, 3], [4, 5], [6, 0]])
     sampled = -logsigmoid(of_positive) - logsigmoid(-s.gather(1, negatives)).sum(-1)
-    full = losses.skip_gram(center, contexts, positive=positive, reduction="none")
-    few = losses.skip_gram(center, contexts, positive=positive, negatives=negatives, reduction="none")
+    full = sampled_negatives.skip_gram(center, contexts, positive=positive, reduction="none")
+    few = sampled_negatives.skip_gram(center, contexts, positive=positive, negatives=negatives, reduction="none")
     return Outcome(max(gap(full, s.exp().sum(-1).log() - of_positive, 10.0), gap(few, sampled, 10.0)))
 
 
@@ -138,7 +140,9 @@ def nt_xent() -> Outcome:
     terms = cosine.exp() * (1 - torch.eye(10, dtype=FLOAT))
     other = torch.arange(10).roll(5)
     expected = terms.sum(-1).log() - cosine[torch.arange(10), other]
-    return Outcome(gap(losses.nt_xent(a, b, temperature=TEMPERATURE, normalize=True, reduction="none"), expected, 10.0))
+    return Outcome(
+        gap(two_views.nt_xent(a, b, temperature=TEMPERATURE, normalize=True, reduction="none"), expected, 10.0)
+    )
 
 
 @statement(
@@ -155,8 +159,8 @@ def nca() -> Outcome:
     expected = -((kernel * same).sum(-1) / kernel.sum(-1)).log()
     printed = -((kernel * same).sum(-1) / (kernel * (1 - same)).sum(-1)).log()
     accuracy = -(kernel * same).sum(-1) / kernel.sum(-1)
-    loss = losses.nca(b, labels, reduction="none")
-    likely = losses.nca(b, labels, reduction="none", expected_accuracy=True)
+    loss = several_positives.nca(b, labels, reduction="none")
+    likely = several_positives.nca(b, labels, reduction="none", expected_accuracy=True)
     log_weights = -b.square().sum(-1)
     family = Likelihood(2 * b, b, positive=torch.arange(6).roll(1), log_weights=log_weights, exclude_self=True)
     worst = max(gap(loss, expected, 10.0), gap(likely, accuracy), gap(family.log_mass(labels), -expected, 10.0))
@@ -172,7 +176,7 @@ def nca() -> Outcome:
 def contrastive_learning() -> Outcome:
     x, eta, positive = normal(6, 3, seed=1), uniform(-1.0, 1.0, 1, 3, seed=2), torch.tensor([2])
     likelihood = Likelihood(eta, x, positive=positive)
-    gradient = torch.func.grad(lambda e: losses.info_nce(e, x, positive=positive))(eta)
+    gradient = torch.func.grad(lambda e: one_positive.info_nce(e, x, positive=positive))(eta)
     weights = (x @ eta[0]).exp()
     p = weights / weights.sum()
     exact = p @ x - x[2]

@@ -27,6 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
+from ..tracing import is_traced, under_transform
 from . import blocked, derivatives, dispatch
 from .dropout import Dropout
 from .extreme_keys import extreme_keys
@@ -129,22 +130,6 @@ def directional(
     wider_query, wider_key = pad(query, (0, 1)), pad(key, (0, 1), value=1.0)
     wider = _AttendBackward.apply(wider_query, wider_key, key, *sight, None, *rows, scoring, 0.0, False)[0]
     return wider[..., :-1] - wider[..., -1:] * result.output
-
-
-def under_transform() -> bool:
-    """Return whether a torch.func transform is active; constant during tracing."""
-    return maybe_current_level() is not None
-
-
-# As torch.compiler.assume_constant_result, without importing the compiler, which takes longer than importing torch.
-under_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def is_traced(operands: tuple[Tensor, ...]) -> bool:
-    """Return whether operators are intercepted: by a tracer, a dispatch mode or a wrapper subclass."""
-    if _get_tracing_state() is not None or _len_torch_dispatch_stack():
-        return True
-    return any(type(t) is not Tensor and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in operands)
 
 
 def _forward_modes() -> int:

@@ -13,7 +13,6 @@ code.
 Read next: softmax_losses.py (the functions), pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
 """
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -22,38 +21,14 @@ from torch.autograd import forward_ad
 from ..._autocast import autocast_disabled
 from ..._typing import Float, Tensor
 from ..attention.blocked import logits_at_once
-from ..attention.operator import is_traced, under_transform
+from ..optional import kernel_module
+from ..tracing import is_traced, under_transform
+from .row_loss import Problem, RowLoss
 from .rowwise import rowwise
 
 # Number of logits up to which they are computed at once: 1 MiB of float32.
 DENSE = 1 << 18
-
-
-class RowLoss(ABC):
-    """A function of each row of logits, with tensors of row parameters that have no gradients.
-
-    `shift_invariant` is True if adding a number to a row of logits does not change its loss. `indivisible` is True if
-    the loss is a function of all rows together, so that they cannot be evaluated by blocks.
-    """
-
-    shift_invariant = True
-    indivisible = False
-
-    @abstractmethod
-    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-        """Loss of every row, differentiable."""
-
-    @abstractmethod
-    def at(self, rows: Any) -> "RowLoss":
-        """The loss of some rows, by a slice or by indices."""
-
-    def value_and_slope(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "r n"]]:
-        """Loss of every row and its derivative in the logits, which may be overwritten."""
-        with torch.enable_grad():
-            s = s.detach().requires_grad_()
-            losses = self.value(s)
-            (slope,) = torch.autograd.grad(losses.sum(), s)
-        return losses.detach(), slope
+COMPILED = f"{__package__}.compiled_rows"
 
 
 def is_special(*tensors: Tensor | None) -> bool:
@@ -76,7 +51,24 @@ def sum_of_rows(
     """Sum over rows of coefficient times the loss of factor <q, k> + bias, with first and second derivatives."""
     if is_special(query, key, bias):
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
+    if is_compiled(query, key, bias, precision):
+        problem = loss.problem()
+        if problem is not None:
+            return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor)
     return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
+
+
+def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
+    """True if the sum of a loss of these operands may be computed by compiled_rows.py."""
+    return (
+        query.dtype is key.dtype is torch.float32
+        and precision is None
+        and not (query.is_cuda or query.is_meta)
+        and query.device.type == "cpu"
+        and (bias is None or (bias.ndim == 1 and bias.dtype is torch.float32))
+        and not (query.is_neg() or key.is_neg() or query._is_zerotensor() or key._is_zerotensor())
+        and kernel_module(COMPILED, "numba") is not None
+    )
 
 
 def each_row(
@@ -197,6 +189,52 @@ class _SumOfRows(torch.autograd.Function):
                 scales = (inner, inner, scale)
                 grads = tuple(None if t is None else t * c for t, c in zip(ctx.saved_tensors[3:], scales, strict=True))
             return *grads, None, None, None, None
+
+
+class _CompiledSum(torch.autograd.Function):
+    """The sum by compiled code, with gradients from the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None,
+        loss: RowLoss,
+        problem: Problem,
+        coefficient: float,
+        factor: float,
+    ) -> Tensor:
+        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, None
+        wanted = ctx.needs_input_grad[:3]
+        kernel: Any = kernel_module(COMPILED, "numba")
+        result = kernel.sum_and_gradients(problem, query, key, bias, coefficient, factor, wanted)
+        if result is None:
+            k = _centred(loss, key)
+            losses, slope = _evaluated(loss, query, k, bias, factor, any(wanted))
+            grads: Any = (None, None, None)
+            if slope is not None:
+                grads = _products(wanted, query, k, bias, slope.mul_(coefficient), factor)
+            result = losses.sum() * coefficient, grads
+        total, grads = result
+        ctx.save_for_backward(query, key, bias, *grads)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            with autocast_disabled(gradient):
+                return *_twice(ctx, gradient, per_row=False), None, None, None, None
+        _, _, _, dq, dk, dbias = ctx.saved_tensors
+        return (
+            None if dq is None else dq * gradient,
+            None if dk is None else dk * gradient,
+            None if dbias is None else dbias * gradient,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class _DenseRows(torch.autograd.Function):

@@ -28,7 +28,8 @@ from ..attention import dispatch
 from ..attention.blocked import logits_at_once
 from ..attention.operator import attention
 from ..attention.scoring import Scoring, Sight
-from .logit_losses import RowLoss, each_row, is_special, logits
+from .logit_losses import each_row, is_special, logits
+from .row_loss import RowLoss
 from .rowwise import Part, rowwise
 from .visible_pairs import VisiblePairs
 

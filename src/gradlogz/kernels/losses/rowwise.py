@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from ..._autocast import autocast_disabled
 from ..._typing import Tensor
 from ..attention.blocked import logits_at_once
-from ..attention.operator import is_traced, under_transform
+from ..tracing import is_traced, under_transform
 
 Part = Tensor | None
 Function = Callable[..., Tensor]  # f(*rows, *shared) -> one row of the result for each row

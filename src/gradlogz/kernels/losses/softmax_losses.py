@@ -9,7 +9,7 @@
 The positive is never part of the sum that it is compared with: N - s_+ has the relative error of a logit, while G - s_+
 would lose all digits where the loss is small.
 
-Read next: logit_losses.py (their sums over all rows), ../../contrastive/losses.py.
+Read next: logit_losses.py (their sums over all rows), ../../contrastive/losses/.
 """
 
 from typing import Any
@@ -19,11 +19,12 @@ from torch.nn.functional import logsigmoid
 
 from ..._typing import Float, Int, Tensor
 from ...special import log_domain
-from .logit_losses import RowLoss
+from .row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS, Problem, RowLoss
 from .visible_pairs import VisiblePairs
 
 EVERY_ROW = slice(None)
 EVERY_KEY = slice(None)
+NO_LABELS = (None, None)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -73,6 +74,11 @@ class OnePositive(RowLoss):
         return type(self)(
             self.m, self.positive, self.negatives, margin=self.margin, decoupled=self.decoupled, rows=rows
         )
+
+    def problem(self) -> Problem:
+        _, labels, _, _, _, mask = self.negatives
+        without = not self.negatives.itself
+        return Problem(ONE, self.positive, labels or NO_LABELS, mask, None, without, float(self.margin), self.decoupled)
 
     def _index(self, s: Tensor) -> Tensor:
         every = torch.arange(self.m, device=s.device) if self.positive is None else self.positive.long()
@@ -130,6 +136,9 @@ class BothDirections(RowLoss):
     def at(self, rows: Any) -> "BothDirections":
         return self
 
+    def problem(self) -> Problem:
+        return Problem(CLIP, labels=self.negatives.labels or NO_LABELS, mask=self.negatives.mask, centred=False)
+
     def _masked(self, s: Tensor) -> Tensor:
         m = s.shape[0]
         hidden = self.negatives.hidden(EVERY_ROW, m, EVERY_KEY, m, s.device)
@@ -177,6 +186,14 @@ class SomePositives(RowLoss):
 
     def at(self, rows: Any) -> "SomePositives":
         return type(self)(self.m, *self.sides, self.kind, rows=rows)
+
+    def problem(self) -> Problem | None:
+        positives, _ = self.sides
+        if positives.labels is None:
+            return None
+        kind = {"mean": MEAN, "mass": MASS, "pair": PAIR}[self.kind]
+        itself = positives.excluded
+        return Problem(kind, labels=positives.labels, itself=itself, without_own_number=not positives.itself)
 
     def _masks(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the pairs that are not positives and of those that are not negatives."""
@@ -243,6 +260,9 @@ class Sigmoids(RowLoss):
 
     def at(self, rows: Any) -> "Sigmoids":
         return type(self)(self.m, self.positive, self.negatives, rows=rows)
+
+    def problem(self) -> Problem:
+        return Problem(SIGMOIDS, self.positive, self.negatives.labels or NO_LABELS, centred=False)
 
     def _index(self, s: Tensor) -> Tensor:
         every = torch.arange(self.m, device=s.device) if self.positive is None else self.positive.long()

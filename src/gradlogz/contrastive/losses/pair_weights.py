@@ -1,0 +1,176 @@
+"""Losses of metric learning that weigh pairs by softplus of log-sum-exp: multi-similarity, circle, proxy anchor.
+
+    multi_similarity_loss   1/a softplus(A + a base) + 1/b softplus(N - b base)         A over -a s_p, N over b s_n
+    circle_loss             softplus(A + N)                                             A, N over weighted similarities
+    proxy_anchor_loss       mean softplus(A + a margin) + mean softplus(N + a margin)   rows are proxies
+
+A and N are log-sum-exp over positives and negatives. None of them is a likelihood of one family: softplus(N - b base)
+is minus the log probability of a candidate with the constant logit b base among the negatives, so the first and the
+third are sums of two log likelihoods with different parameters, scaled; the logits of the circle loss are quadratic in
+the similarity. They have no `Likelihood`, and no temperature.
+
+Read next: several_positives.py (likelihoods with several positives).
+"""
+
+from typing import Any
+
+import torch
+
+from ..._autocast import without_autocast
+from ..._typing import Float, Int, Tensor
+from ...kernels.losses.logit_losses import each_row
+from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
+from ...kernels.losses.row_loss import RowLoss
+from ...kernels.losses.softmax_losses import softplus
+from ...kernels.losses.visible_pairs import VisiblePairs
+from ...special import log_domain
+from ..validation import (
+    check_choice,
+    check_indices,
+    check_integers,
+    check_positive,
+    check_vectors,
+    promoted,
+    reduced,
+    unit,
+    wide,
+)
+from .mined_pairs import MinedPairs, visible_pairs
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@without_autocast
+def multi_similarity_loss(
+    vectors: Float[Tensor, "m d"],
+    labels: Int[Tensor, " m"],
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    pairs: MinedPairs | None = None,
+    normalize: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Multi-similarity loss: soft maxima of the positives below and the negatives above a similarity.   [wang19]
+
+        loss_i = 1/alpha log(1 + sum_{p in P_i} exp(-alpha (s_ip - base)))
+               + 1/beta log(1 + sum_{n in N_i} exp(beta (s_in - base)))
+
+    Denominator: none; not a likelihood. The paper uses cosines (normalize=True). Memory is linear in the batch.
+
+    Args:
+        alpha: sharpness over positives.
+        beta: sharpness over negatives.
+        base: similarity that separates positives from negatives.
+        pairs: indices of a miner: anchors, positives, anchors, negatives; or anchors, positives, negatives of triplets.
+            Only these pairs count, in a mask of one byte for each pair of vectors.
+    """
+    call = "multi_similarity_loss"
+    x = _checked(call, vectors, labels, normalize, reduction)
+    check_positive(call, alpha=alpha, beta=beta)
+    positives, negatives = visible_pairs(call, labels, pairs)
+    A, N = log_sum_exp(-alpha * x, x, None, positives), log_sum_exp(beta * x, x, None, negatives)
+    return reduced(call, softplus(A + alpha * base) / alpha + softplus(N - beta * base) / beta, reduction)
+
+
+@without_autocast
+def circle_loss(
+    vectors: Float[Tensor, "m d"],
+    labels: Int[Tensor, " m"],
+    *,
+    relaxation: float = 0.4,
+    scale: float = 80.0,
+    pairs: MinedPairs | None = None,
+    normalize: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Circle loss: pairs weighted by how far their similarity is from its optimum.   [sun20, Eq. 4, 6]
+
+        loss_i = log(1 + sum_{n in N_i} exp(scale u_in (s_in - r)) sum_{p in P_i} exp(-scale u_ip (s_ip - 1 + r)))
+        u_in   = max(0, s_in + r),   u_ip = max(0, 1 + r - s_ip)           without gradients
+
+    Denominator: none; not a likelihood. `relaxation` is r, `scale` the paper's gamma; the paper uses cosines
+    (normalize=True). Anchors without a positive or without a negative are excluded from the mean and have loss 0 under
+    "none". `pairs` are those of multi_similarity_loss.
+    """
+    call = "circle_loss"
+    x = _checked(call, vectors, labels, normalize, reduction)
+    check_positive(call, scale=scale)
+    losses = each_row(_Circle(x.shape[0], *visible_pairs(call, labels, pairs), relaxation, scale), x, x, None)
+    if reduction != "mean":
+        return reduced(call, losses, reduction)
+    return losses.sum() / (losses.detach() > 0).sum().clamp(min=1)
+
+
+@without_autocast
+def proxy_anchor_loss(
+    vectors: Float[Tensor, "m d"],
+    proxies: Float[Tensor, "k d"],
+    labels: Int[Tensor, " m"],
+    *,
+    margin: float = 0.1,
+    scale: float = 32.0,
+    normalize: bool = False,
+) -> Float[Tensor, ""]:
+    """Proxy-anchor loss: each proxy against the vectors of its class and of other classes.   [kim20, Eq. 4]
+
+        loss = mean over proxies with positives of log(1 + sum_{x in class} exp(-scale (s(x, p) - margin)))
+             + mean over all proxies of log(1 + sum_{x in other classes} exp(scale (s(x, p) + margin)))
+
+    Denominator: none; not a likelihood, while `proxy_loss` is one. `scale` is the paper's alpha; it uses cosines
+    (normalize=True). The loss is one number, since the two means have different numbers of proxies.
+    """
+    call = "proxy_anchor_loss"
+    check_vectors(call, vectors=vectors, proxies=proxies)
+    check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
+    check_indices(call, "labels", labels, proxies.shape[0], "proxies")
+    check_positive(call, scale=scale)
+    x, p = (unit(t) if normalize else t for t in promoted(vectors, proxies))
+    both = torch.arange(p.shape[0], device=p.device), labels
+    A = log_sum_exp(-scale * p, x, None, VisiblePairs(labels=both))
+    N = log_sum_exp(scale * p, x, None, VisiblePairs(labels=both, same=False))
+    some = (A.detach() > -torch.inf).sum().clamp(min=1)
+    return softplus(A + scale * margin).sum() / some + softplus(N + scale * margin).mean()
+
+
+class _Circle(RowLoss):
+    """Circle loss of every row of similarities."""
+
+    shift_invariant = False
+
+    def __init__(
+        self,
+        m: int,
+        positives: VisiblePairs,
+        negatives: VisiblePairs,
+        relaxation: float,
+        scale: float,
+        rows: Any = slice(None),
+    ) -> None:
+        self.m, self.sides, self.relaxation, self.scale, self.rows = m, (positives, negatives), relaxation, scale, rows
+
+    def at(self, rows: Any) -> "_Circle":
+        return type(self)(self.m, *self.sides, self.relaxation, self.scale, rows)
+
+    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+        r, fixed = self.relaxation, s.detach()
+        logits = (
+            -self.scale * (1 + r - fixed).clamp(min=0) * (s - 1 + r),
+            self.scale * (fixed + r).clamp(min=0) * (s - r),
+        )
+        A, N = (self._log_sum(pairs, t) for pairs, t in zip(self.sides, logits, strict=True))
+        some = (A > -torch.inf) & (N > -torch.inf)
+        return softplus(A.where(some, 0.0) + N.where(some, 0.0)).where(some, 0.0)
+
+    def _log_sum(self, pairs: VisiblePairs, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+        hidden = pairs.hidden(self.rows, self.m, slice(None), s.shape[1], s.device)
+        return log_domain.log_sum_exp(s if hidden is None else s.masked_fill(hidden, -torch.inf))
+
+
+def _checked(call: str, vectors: Tensor, labels: Tensor, normalize: bool, reduction: str) -> Float[Tensor, "m d"]:
+    """Vectors in float32 at least, with checked labels."""
+    check_vectors(call, vectors=vectors)
+    check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
+    check_choice(call, "reduction", reduction, REDUCTIONS)
+    return unit(wide(vectors)) if normalize else wide(vectors)
