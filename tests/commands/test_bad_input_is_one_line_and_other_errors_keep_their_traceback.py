@@ -93,12 +93,12 @@ def test_a_bug_in_a_filter_shows_its_traceback():
     code = """
 import sys
 from gradlogz.cli import main
-from gradlogz.tracking import run_tracking
+from gradlogz.tracking import filtered_batches
 
 def broken(*args, **options):
     raise ValueError("imm: shapes must match")
 
-run_tracking.FILTERS["imm"] = broken
+filtered_batches.FILTERS["imm"] = broken
 sys.argv = ["gradlogz", "track"]
 main()
 """

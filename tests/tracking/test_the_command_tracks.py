@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz._errors import InputValueError
 from gradlogz.tracking import filtered_batches
+from gradlogz.tracking import run_tracking as running
 
 ROWS = "time,target,x,y\n" + "".join(
     f"{t},{who},{t * 2 + t % 3 * 0.1},{-t + t % 2 * 0.1}\n" for t in range(12) for who in "ab"

@@ -143,7 +143,8 @@ def command(
     console = terminal(json)
     distribution = EngineOptions(engine, workers, resume, restart, address)
     distribution.check("track")
-    if engine is None and resume is None:
+    divided = engine is not None or resume is not None
+    if not divided:
         distribution.refuse("track", "--engine")
     columns, numbers = columns_in(column or []), numbers_in(sigma)
     path = Path(out or (f"{Path(file).stem}.html" if file else "track.html"))
@@ -156,8 +157,7 @@ def command(
         tracks = track(
             file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, jitter=jitter,
             turn_rate=turn_rate, outliers=outliers, levels=levels, smooth=smooth, fit=fit,
-            skip_bad=skip_bad, seed=seed, progress=tell, engine=engine, workers=workers, folder=resume,
-            restart=restart, address=address,
+            skip_bad=skip_bad, seed=seed, progress=tell, **(distribution.arguments if divided else {}),
         )  # fmt: skip
         tell(what="Writing the page")
         html, data = report(tracks), "" if json is None else as_json(data_of(tracks))
