@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 WIDTH = 40  # width of the bar in characters, where the terminal has room for it
+AT_ONCE = 0.05  # seconds within which a report is of work that was done before
 
 Progress = bool | Callable[[int, int], None]
 
@@ -31,19 +32,18 @@ def reporter(progress: Progress, unit: str, names: Sequence[str] = ()) -> Callab
 
 def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a text bar on standard error: work done, units per second, and remaining seconds if the total is known."""
-    begun = time.perf_counter()
+    clock = _Clock()
     ended = False
 
     def show(done: int, total: int) -> None:
         nonlocal ended
         if ended:
             return
-        rate = done / max(time.perf_counter() - begun, 1e-9)
-        text = f"{done:,} {unit}, {rate:,.0f} per second"
+        clock.tick(done)
+        text = f"{done:,} {unit}, {clock.rate:,.0f} per second"
         columns = shutil.get_terminal_size().columns - 1  # a full line would wrap
         if total > 0:
-            left = f", {max(total - done, 0) / rate:,.0f} s left" if done > 0 else ""
-            text = f" {done:,}/{total:,} {unit}{left}{_at_work(done, names)}"
+            text = f" {done:,}/{total:,} {unit}{clock.left(total)}{_at_work(done, names)}"
             width = max(min(WIDTH, columns - len(text)), 0)
             filled = min(width * done // total, width)
             text = f"{'█' * filled}{'·' * (width - filled)}{text}"
@@ -56,27 +56,56 @@ def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], N
 
 def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a writer of lines on standard error: one for each tenth of the work, or for each doubling of it."""
-    begun = time.perf_counter()
+    clock = _Clock()
     tenths, least = 0, 1
 
     def show(done: int, total: int) -> None:
         nonlocal tenths, least
-        seconds = time.perf_counter() - begun
+        clock.tick(done)
+        left = ""
         if total > 0:
             if min(10 * done // total, 10) <= tenths:
                 return
             tenths = min(10 * done // total, 10)
-            left = seconds * (total - done) / done
-            text = f"{tenths * 10} %, {done:,}/{total:,} {unit}, about {left:,.0f} s left"
+            text = f"{tenths * 10} %, {done:,}/{total:,} {unit}"
+            left = clock.left(total)
         else:
             if done < least:
                 return
             least = 2 * done
             text = f"{done:,} {unit}"
-        sys.stderr.write(f"{text}, {seconds:,.0f} s{_at_work(done, names)}\n")
+        sys.stderr.write(f"{text}, {clock.seconds:,.0f} s{left}{_at_work(done, names)}\n")
         sys.stderr.flush()
 
     return show
+
+
+class _Clock:
+    """Seconds of the work, and the rate of what is done since the first report that nothing else preceded.
+
+    Work that continues reports at once what earlier calls have finished, which does not count for the rate.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._before: int | None = None
+        self._done, self.seconds = 0, 0.0
+
+    def tick(self, done: int) -> None:
+        """Take note of the work done so far."""
+        self.seconds = time.perf_counter() - self._begun
+        if self._before is None:
+            self._before = done if self.seconds < AT_ONCE else 0
+        self._done = done
+
+    @property
+    def rate(self) -> float:
+        """Units per second."""
+        return (self._done - (self._before or 0)) / max(self.seconds, 1e-9)
+
+    def left(self, total: int) -> str:
+        """Time left as ", 12 s left"; empty at the beginning and at the end."""
+        return f", {(total - self._done) / self.rate:,.0f} s left" if self.rate > 0 and self._done < total else ""
 
 
 def _silent(done: int, total: int) -> None:

@@ -37,7 +37,7 @@ def application() -> "typer.Typer":
     """Return the typer application with all commands."""
     import typer
 
-    from .commands import compare, doctor, probe, report, simulate, track, verify
+    from .commands import compare, doctor, merge, probe, report, simulate, track, verify
     from .commands.boundary import bounded
 
     commands = {
@@ -45,6 +45,7 @@ def application() -> "typer.Typer":
         "probe": probe,
         "report": report,
         "compare": compare,
+        "merge": merge,
         "simulate": simulate,
         "track": track,
         "doctor": doctor,

@@ -18,6 +18,7 @@ CALLS = {  # words that reach the chapter, and the function of the chapter that 
     "probe": (["--out", "run"], "gradlogz.probing.run_probe.measure"),
     "report": (["run"], "gradlogz.reporting.run_contents.contents_of"),
     "compare": (["one", "two"], "gradlogz.reporting.comparison_page.read_all"),
+    "merge": (["one", "two", "--out", "run"], "gradlogz.probing.runs.run_folder.read_run"),
     "simulate": ([], "gradlogz.simulation.run_simulation.simulate"),
     "track": ([], "gradlogz.tracking.run_tracking.track"),
     "doctor": ([], "gradlogz.diagnosis.machine.diagnose"),
@@ -27,6 +28,7 @@ BAD = {
     "probe": ["--only", "luck", "--out", "run"],
     "report": ["no such run"],
     "compare": ["one"],
+    "merge": ["one", "--out", "run"],
     "simulate": ["--sweep", "gamma=1:2:3"],
     "track": ["none.csv"],
     "doctor": ["--json", "no such folder/result.json"],
@@ -93,12 +95,12 @@ def test_a_bug_in_a_filter_shows_its_traceback():
     code = """
 import sys
 from gradlogz.cli import main
-from gradlogz.tracking import run_tracking
+from gradlogz.tracking import filtered_batches
 
 def broken(*args, **options):
     raise ValueError("imm: shapes must match")
 
-run_tracking.FILTERS["imm"] = broken
+filtered_batches.FILTERS["imm"] = broken
 sys.argv = ["gradlogz", "track"]
 main()
 """

@@ -6,7 +6,15 @@ import sys
 
 from gradlogz import cli, commands
 
-SHARED = {"boundary", "checkpoint_runs", "engine_options", "interventions", "outputs", "simulate_model"}
+SHARED = {
+    "boundary",
+    "checkpoint_runs",
+    "divided_probe",
+    "engine_options",
+    "interventions",
+    "outputs",
+    "simulate_model",
+}
 
 
 def test_every_module_is_a_command_of_its_name():

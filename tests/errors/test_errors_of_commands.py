@@ -1,6 +1,7 @@
 """The command line refuses options that cannot be used, before anything is computed."""
 
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,12 @@ def read_only_file():
         check_file("track", "--out", path)
 
 
+def with_a_pipe():
+    path = Path(tempfile.mkdtemp()) / "pipe"
+    os.mkfifo(path)
+    check_detections(str(path))
+
+
 ERRORS = [
     (
         ValueError,
@@ -59,6 +66,12 @@ ERRORS = [
         "track: detections",
         "read",
         lambda: check_detections("no/such/detections.csv"),
+    ),
+    (
+        ValueError,
+        "track: detections",
+        "pipe",
+        with_a_pipe,
     ),
     (
         ValueError,

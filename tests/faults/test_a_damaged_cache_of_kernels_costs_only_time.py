@@ -174,3 +174,17 @@ def test_the_cache_of_triton_is_not_shared(tmp_path):
     assert triton.knobs.cache.dir != str(tmp_path / "cache")
     assert Path(triton.knobs.cache.dir).stat().st_mode & 0o077 == 0
     Path(triton.knobs.cache.dir).rmdir()
+
+
+def test_machine_code_of_other_sources_is_removed(tmp_path, monkeypatch):
+    """Numba compares the file of a kernel alone; constants of a file that it imports are in the machine code, too."""
+    compiled_cache = pytest.importorskip("gradlogz.kernels.compiled_cache")
+    entry = compiled_cache.CacheEntry(tmp_path, "kernel")
+    for name in ("kernel.nbi", "kernel.1.nbc"):
+        (tmp_path / name).write_bytes(name.encode())
+    compiled_cache.seal(entry)
+    assert compiled_cache.make_sound(entry)
+    assert len(entry.files) == 2
+    monkeypatch.setattr(compiled_cache, "sources_hash", lambda: "other")
+    assert compiled_cache.make_sound(entry)
+    assert not entry.files

@@ -18,7 +18,7 @@ from gradlogz.probing import run_probe as running
 from gradlogz.probing.corpus import batching
 from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.events import ForwardOutput
-from gradlogz.probing.passes import memory_limits
+from gradlogz.probing.passes import matched_draws, memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
@@ -399,10 +399,10 @@ def test_windows_are_dealt_to_draws(words):
     """An equal share to each draw if there are enough; if there are not, each window to several draws."""
     windows = []
     for batch in batching.batches(documents(), words, tokens=None, length=15):
-        windows = running._with_windows(windows, batch, 3)
+        windows = matched_draws.with_windows(windows, batch, 3)
     assert len(windows) == 24
     for draws, share in ((3, 8), (20, 1), (24, 1), (50, 1)):
-        dealt = list(running._dealt(windows, draws))
+        dealt = list(matched_draws.dealt(windows, draws))
         assert sorted(number for _, numbers in dealt for number in numbers) == list(range(draws))
         names = [[(n, int(s)) for b in each for n, s in zip(b.names, b.starts, strict=True)] for each, _ in dealt]
         assert all(len(each) == share for each in names)
@@ -411,13 +411,13 @@ def test_windows_are_dealt_to_draws(words):
 
 
 def test_the_windows_of_the_matched_baseline_are_bounded(words, monkeypatch):
-    monkeypatch.setattr(running, "MOST", 2)
+    monkeypatch.setattr(matched_draws, "MOST", 2)
     one, other = [], []
     several = list(batching.batches(documents(), words, tokens=None, length=15))
     for batch in several:
-        one = running._with_windows(one, batch, 3)
+        one = matched_draws.with_windows(one, batch, 3)
     for batch in reversed(several):
-        other = running._with_windows(other, batch, 3)
+        other = matched_draws.with_windows(other, batch, 3)
     assert len(one) == 6
     assert {window.hash for window in one} == {window.hash for window in other}
 

@@ -27,8 +27,8 @@ from gradlogz.probing.inside.checkpoint_files import weight_files
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.inside.weights_hash import config_hash, weights_hash
-from gradlogz.probing.measurement import Measurement
-from gradlogz.probing.measurement_file import STATISTICS, read_measurement, write_measurement
+from gradlogz.probing.measurement import Measurement, with_merge_options
+from gradlogz.probing.measurement_file import STATISTICS, kept_measurement, read_measurement, write_measurement
 from gradlogz.probing.run_probe import chosen
 from gradlogz.probing.runs.findings_file import FINDINGS
 from gradlogz.probing.runs.replicates import REPLICATES
@@ -123,6 +123,9 @@ def statistics_sample(folder):
 
     model, words = gpt2(3), tokenizer()
     written = measure(model.eval(), words, documents(TEXTS), predictions=chosen(["entropy"]), draws=0)
+    options = {"seed": 0, "draws": 0, "baseline": 0.1, "model": "m", "dtype": None, "revision": None, "predictions": []}
+    written = with_merge_options(written, options)
+    written = written._replace(facts={**written.facts, "weights_sha256": "a", "config_sha256": "b"})
     assert write_measurement(folder, written, {"text": "same"}) == ""
 
 
@@ -162,6 +165,7 @@ def read_table(folder):
 def read_statistics(folder):
     measured = read_measurement(folder, {"text": "same"}, chosen(["entropy"]))
     assert measured is None or isinstance(measured, Measurement)
+    kept_measurement(folder, chosen(["entropy"]))
 
 
 def read_names(folder):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz._errors import InputValueError
+from gradlogz.tracking import filtered_batches
 from gradlogz.tracking import run_tracking as running
 
 ROWS = "time,target,x,y\n" + "".join(
@@ -91,8 +92,7 @@ def test_an_interrupt_leaves_no_file(tmp_path, file, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradlogz.tracking.run_tracking.imm", interrupt)
-    monkeypatch.setitem(running.FILTERS, "imm", interrupt)
+    monkeypatch.setitem(filtered_batches.FILTERS, "imm", interrupt)
     result = run(file, "--out", tmp_path / "p.html", "--out-table", tmp_path / "t.csv")
     assert result.exit_code != 0
     assert [p.name for p in tmp_path.iterdir()] == ["seen.csv"]

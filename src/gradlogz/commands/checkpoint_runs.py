@@ -10,12 +10,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
 from .. import __version__
 from .._input_errors import InputError
+from .engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,23 +45,48 @@ class Settings(NamedTuple):
     draws: int
     allow_pickle: bool
     allow_remote_code: bool
+    parts: int
+    distribution: EngineOptions
+    keep_statistics: bool
 
     @property
     def allowed(self) -> dict[str, bool]:
         """Permissions of `load` and `locate`."""
         return {"allow_pickle": self.allow_pickle, "allow_remote_code": self.allow_remote_code}
 
-    def hashes(self) -> dict[str, str]:
-        """Return hashes of the text, and of the settings on which findings depend."""
-        from ..probing.corpus.source_hash import source_hash
+    @property
+    def divided(self) -> bool:
+        """True if the work is done in parts, in the folder of --resume."""
+        return self.distribution.resume is not None
 
-        chosen = {
+    def of_checkpoint(self, checkpoint: "CheckpointName") -> "Settings":
+        """Return the settings of one of several checkpoints, whose parts are in a folder of their own."""
+        if self.distribution.resume is None:
+            return self
+        folder = str(Path(self.distribution.resume) / checkpoint.folder)
+        return self._replace(distribution=self.distribution._replace(resume=folder))
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the settings on which findings depend, as JSON values by name."""
+        return {
             "version": __version__, "tokens": self.tokens, "length": self.length, "seed": self.seed,
             "baseline_seed": self.baseline_seed, "baseline": self.baseline, "draws": self.draws, "dtype": self.dtype,
             "predictions": [each.name for each in self.predictions],
             "files": [hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() for file in self.files],
         }  # fmt: skip
-        settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+    def merge_options(self, checkpoint: "CheckpointName") -> dict[str, Any]:
+        """Return the settings that must be equal in runs that are merged, and where the model is."""
+        path = Path(checkpoint.source).expanduser()
+        source = str(path.absolute()) if path.exists() else checkpoint.source
+        settings = {name: value for name, value in self.chosen().items() if name != "tokens"}
+        return {**settings, "model": source, "revision": checkpoint.revision}
+
+    def hashes(self) -> dict[str, str]:
+        """Return hashes of the text, and of the settings on which findings depend."""
+        from ..probing.corpus.source_hash import source_hash
+
+        settings = hashlib.sha256(json.dumps(self.chosen(), sort_keys=True).encode()).hexdigest()
         return {"text_sha256": source_hash(self.text), "settings_sha256": settings}
 
 

@@ -7,13 +7,17 @@ Read next: ../engine/work_loop.py, boundary.py (exit statuses).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 
 from .._foreign_text import visible
 from .._input_errors import InputValueError
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 EngineName = Annotated[
     str | None,
@@ -59,10 +63,18 @@ class EngineOptions(NamedTuple):
         values = {"workers": self.workers, "folder": self.resume, "restart": self.restart, "address": self.address}
         return values | ({} if self.engine is None else {"engine": self.engine})
 
+    def engine_in(self, call: str, folder: Path) -> "Engine":
+        """Return the engine of these options for work in a folder."""
+        from ..engine import engine_of
+
+        return engine_of(
+            call, self.engine or "processes", workers=self.workers, folder=folder.absolute(), address=self.address
+        )
+
     def refuse(self, call: str, flag: str) -> None:
         """Raise if an option is given without the flag that it belongs to."""
         for name, value in self._asdict().items():
-            if value:
+            if value and flag != f"--{name}":
                 problem = f"--{name} divides the work of {flag}, but {flag} is missing"
                 raise InputValueError(call, f"--{name}", problem, f"Add {flag}, or drop --{name}.")
 

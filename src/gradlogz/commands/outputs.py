@@ -4,6 +4,7 @@ check_files, check_drawing, check_tables  raise before the computation if an out
 terminal                    a console on standard output, or on standard error if JSON takes standard output
 print_lines, print_closing  lines of a table on a console, and the three lines after it
 progress                    a transient progress bar
+page_of                     the page of a run, in its folder
 write_json, write_tables, open_page       the files
 finish                      all files, then the table of results and where the files are
 keeping                     results are on the disk: an error from here on ends with exit status 3
@@ -11,7 +12,7 @@ keeping                     results are on the disk: an error from here on ends 
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 STANDARD_OUTPUT = "-"
 RUN_PAGE = "report.html"  # in the folder of a run
+NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
 Open = Annotated[
     bool, typer.Option("--open/--no-open", help="Open the page in a browser (default: no).", show_default=False)
@@ -158,6 +160,13 @@ def progress(console: Console, what: str, total: int | None = None) -> Iterator[
             bar.update(task, completed=done, total=total or None, description=what)
 
         yield tell
+
+
+def page_of(run: Path, report: Callable[[Path], str]) -> str:
+    """Write the page of a run, as `report` renders it, into its folder; return its path, or how to install pages."""
+    from ..page import missing
+
+    return NO_PAGE if missing() else str(write(run / RUN_PAGE, report(run)))
 
 
 def write_json(path: str | None, text: str) -> None:

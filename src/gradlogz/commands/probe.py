@@ -5,6 +5,7 @@ Read next: checkpoint_runs.py (several checkpoints), ../probing/run_probe.py (th
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,17 +13,20 @@ import typer
 from rich.text import Text
 
 from .._input_errors import InputValueError
-from .boundary import INTERRUPTED
+from .boundary import INTERRUPTED, PARTIAL
 from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
+from .divided_probe import arguments_of, known_facts, measured_parts
+from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
 from .outputs import (
-    RUN_PAGE,
+    NO_PAGE,
     Csv,
     Force,
     Parquet,
     check_files,
     check_tables,
     keeping,
+    page_of,
     print_closing,
     print_lines,
     terminal,
@@ -47,8 +51,9 @@ TRAJECTORY = "trajectory.html"  # page of several checkpoints
 STANDARD_INPUT = "-"
 MODEL = "minilm"  # default model
 STOPPED = "Interrupted: the results cover only the text read so far."
+FAILED = "Parts failed: the results cover the others. The same command tries them again."
+FREE = "Free some space, or drop --keep-statistics."
 UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
-NO_PAGE = "none; pip install 'gradlogz[report]', then gradlogz report"
 
 
 def command(
@@ -123,6 +128,15 @@ def command(
     ] = 0.1,
     draws: Annotated[int, typer.Option(min=0, help="Number of draws of the matched baseline; 0 for none.")] = 20,
     intervene: Intervene = None,
+    resume: Resume = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
+    restart: Restart = False,
+    parts: Annotated[int, typer.Option(min=8, help="Most parts of the text, if the work is divided by --resume.")] = 64,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Keep the statistics in the run, for gradlogz merge.")
+    ] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
     ] = False,
@@ -138,6 +152,9 @@ def command(
     Checkpoints that are finished are not measured again.
 
     Ctrl-C ends the run after the current batch; the results so far are written.
+
+    With --resume the work is divided into parts, on the cores of this machine or on a cluster; the same command
+    continues where it stopped.
     """
     from ..probing.inside.checkpoint_names import checkpoints_of
     from ..probing.prediction_files import selected
@@ -150,8 +167,10 @@ def command(
     predictions, checkpoints = selected(only, prediction or []), checkpoints_of(model or [MODEL])
     settings = Settings(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline_seed,
-        baseline, draws, allow_pickle, allow_remote_code,
+        baseline, draws, allow_pickle, allow_remote_code, parts,
+        EngineOptions(engine, workers, resume, restart, address), keep_statistics,
     )  # fmt: skip
+    _check_distribution(settings)
     outputs = Outputs(json, csv, parquet, details, intervene)
     if len(checkpoints) == 1:
         place = Path(out) if out is not None else Path(RUNS) / checkpoints[0].folder
@@ -179,20 +198,23 @@ class Outputs(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The run of a model, the model, and a sentence on the text that it read."""
+    """The run of a model, the model, a sentence on the text that it read, and the parts that failed."""
 
     run: "Run"
     loaded: "Loaded"
     words: str
+    failures: Mapping[str, str]
 
 
 def _probe(
     checkpoint: "CheckpointName", place: Path, settings: Settings, console: "Console", facts: dict[str, str]
 ) -> Probe:
     """Measure and judge one model, and write its run, with these facts added."""
+    from ..probing.divided.divided_pass import divided_measure
     from ..probing.inside.loading import load
-    from ..probing.measurement_file import read_measurement, write_measurement
-    from ..probing.run_probe import evaluate
+    from ..probing.measurement import with_merge_options
+    from ..probing.measurement_file import write_measurement
+    from ..probing.run_probe import chosen, evaluate
     from ..probing.runs.run_folder import Run, write_run
 
     with console.status(Text(f"Loading {checkpoint.label}")):
@@ -201,14 +223,16 @@ def _probe(
             dtype=settings.dtype, **settings.allowed,
         )  # fmt: skip
     _check_reading(loaded)
-    repeatable = settings.text != STANDARD_INPUT
-    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
-    if measured is not None:
-        console.print(UNJUDGED, style="dim", highlight=False)
+    failures: Mapping[str, str] = {}
+    if settings.divided:
+        arguments = arguments_of(checkpoint, loaded, settings, facts, chosen(settings.predictions))
+        outcome = divided_measure(loaded=loaded, **arguments)
+        measured, failures = measured_parts(outcome, settings, console), outcome.failures
+        measured = with_merge_options(measured, settings.merge_options(checkpoint))
     else:
-        measured = _measured(checkpoint, loaded, settings, facts)
-        if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
-            console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
+        measured = _undivided(checkpoint, loaded, place, settings, facts, console)
+    if settings.keep_statistics and measured.complete and (reason := write_measurement(place, measured, facts)):
+        raise InputValueError("probe", "--keep-statistics", f"the statistics are not written ({reason})", FREE)
     findings = evaluate(measured, predictions=settings.predictions, progress=True)
     report = measured.report
     run = Run(
@@ -216,13 +240,36 @@ def _probe(
         text={"source": settings.text or SOURCES.get(measured.facts["reads"], ""), "length": report.length},
         seed=settings.seed,
         command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts={name: getattr(report, name) for name in ("documents", "rows", "tokens", "padded", "windowed", "short")},
+        counts=report.counts(),
         times=measured.seconds,
         findings=findings,
         complete=measured.complete,
     )
-    write_run(place, run)
-    return Probe(run, loaded, report.words())
+    write_run(place, run, keep_statistics=settings.keep_statistics and measured.complete)
+    return Probe(run, loaded, report.words(), failures)
+
+
+def _undivided(
+    checkpoint: "CheckpointName",
+    loaded: "Loaded",
+    place: Path,
+    settings: Settings,
+    facts: dict[str, str],
+    console: "Console",
+) -> "Measurement":
+    """Measure one model, or read what an earlier command has measured and not judged."""
+    from ..probing.measurement import with_merge_options
+    from ..probing.measurement_file import read_measurement, write_measurement
+
+    repeatable = settings.text != STANDARD_INPUT
+    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
+    if measured is not None:
+        console.print(UNJUDGED, style="dim", highlight=False)
+        return measured
+    measured = with_merge_options(_measured(checkpoint, loaded, settings, facts), settings.merge_options(checkpoint))
+    if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
+        console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")
+    return measured
 
 
 def _measured(
@@ -233,8 +280,7 @@ def _measured(
     from ..probing.run_probe import measure
 
     corpus = corpus_of(loaded.tokenizer, settings.text, reads=loaded.facts["reads"])
-    known = {**loaded.facts, **facts} | ({} if checkpoint.step is None else {"step": checkpoint.step})
-    known |= {"synthetic_text": True} if settings.text is None and loaded.facts["reads"] == "reactions" else {}
+    known = known_facts(checkpoint, loaded, settings, facts)
     return measure(
         loaded.model, loaded.tokenizer, corpus, name=checkpoint.label, facts=known, tokens=settings.tokens or None,
         length=settings.length, predictions=settings.predictions, baseline=settings.baseline, draws=settings.draws,
@@ -245,6 +291,7 @@ def _measured(
 def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings: Settings, outputs: Outputs) -> int:
     """Probe one model: a run folder with its page."""
     from ..probing.runs.run_folder import check_place
+    from ..reporting import report
     from ..reporting.findings_terminal import claim_lines
     from ..reporting.formatting import measured_line
 
@@ -252,7 +299,7 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
         problem = "standard input can be read only once, but interventions read the text again"
         raise InputValueError("probe", "--text", problem, "Save the text to a file.")
     check_place(place)
-    run, loaded, words = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
+    run, loaded, words, failures = _probe(checkpoint, place, settings, console, hashes_of(checkpoint, settings))
     effects = None
     with keeping([place]):
         outputs.write(run.findings)
@@ -261,17 +308,18 @@ def _one(console: "Console", checkpoint: "CheckpointName", place: Path, settings
                 place, outputs.intervene, loaded, settings.text, name=checkpoint.label, tokens=settings.tokens,
                 length=settings.length, seed=settings.seed,
             )  # fmt: skip
-        page = page_of(place)  # files come first, so that a closed pipe costs no result
+        page = page_of(place, report)  # files come first, so that a closed pipe costs no result
     print_lines(console, claim_lines(run.findings, checkpoint.label, console.width, details=outputs.details))
     if effects is not None:
         print_interventions(console, effects)
+    print_failures(console, failures)
     if not run.complete:
-        console.print(STOPPED, style="yellow")
+        console.print(FAILED if failures else STOPPED, style="yellow")
     if outputs.details:
         console.print(words, style="dim", highlight=False)
     line = f"{checkpoint.label}, {measured_line(run.findings.facts[checkpoint.label])}"
     print_closing(console, line, place, page)
-    return 0 if run.complete else INTERRUPTED
+    return 0 if run.complete else PARTIAL if failures else INTERRUPTED
 
 
 def _several(
@@ -290,9 +338,12 @@ def _several(
     done: list[CheckpointRun] = []
 
     def measure(checkpoint: "CheckpointName", folder: Path, facts: dict[str, str]) -> "Run":
-        return _probe(checkpoint, folder, settings, console, facts).run
+        probed = _probe(checkpoint, folder, settings.of_checkpoint(checkpoint), console, facts)
+        failures.update({f"{checkpoint.label}, {name}": error for name, error in probed.failures.items()})
+        return probed.run
 
     folders: list[Path] = []
+    failures: dict[str, str] = {}
     page = "none; fewer than two checkpoints are measured"
     with keeping(folders):
         for each in runs_of(checkpoints, root, settings, console, measure):
@@ -308,10 +359,11 @@ def _several(
             runs = read_all(folders)
             page = _trajectory(root, runs)
             print_lines(console, trajectory_lines(runs, console.width, details=outputs.details))
+    print_failures(console, failures)
     if not complete:
-        console.print(STOPPED, style="yellow")
+        console.print(FAILED if failures else STOPPED, style="yellow")
     print_closing(console, line, root, page)
-    return 0 if complete else INTERRUPTED
+    return 0 if complete else PARTIAL if failures else INTERRUPTED
 
 
 def _trajectory(root: Path, runs: "Runs") -> str:
@@ -325,19 +377,17 @@ def _trajectory(root: Path, runs: "Runs") -> str:
     return str(write(root / TRAJECTORY, render(page_of_trajectory(runs))))
 
 
-def page_of(run: Path) -> str:
-    """Write the page of a run into its folder; return its path, or the command that installs pages."""
-    from .._output_files import write
-    from ..page import missing
-    from ..reporting import report
-
-    if missing():
-        return NO_PAGE
-    return str(write(run / RUN_PAGE, report(run)))
-
-
 def _check_reading(loaded: "Loaded") -> None:
     if loaded.tokenizer is None:
         problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
         remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
         raise InputValueError("probe", "model", problem, remedy)
+
+
+def _check_distribution(settings: Settings) -> None:
+    """Raise if an option of engines is given without a folder of parts, or if the text cannot be read again."""
+    if not settings.divided:
+        settings.distribution.refuse("probe", "--resume")
+    elif settings.text == STANDARD_INPUT:
+        problem = "standard input can be read only once, but --resume continues with the same text"
+        raise InputValueError("probe", "--text", problem, "Save the text to a file.")

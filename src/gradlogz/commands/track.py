@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from .._input_errors import InputValueError
+from .boundary import INTERRUPTED, PARTIAL
+from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
 from .outputs import Force, Open, check_drawing, check_files, finish, progress, terminal
 
 
@@ -113,6 +115,11 @@ def command(
     ] = False,
     force: Force = False,
     open_: Open = False,
+    engine: EngineName = None,
+    workers: Workers = None,
+    resume: Resume = None,
+    restart: Restart = False,
+    address: Address = None,
 ) -> int:
     """Track moving targets with a switching Kalman filter and test whether the filter is consistent (NIS).
 
@@ -120,6 +127,9 @@ def command(
 
     Noise levels are given by --sigma and --noise, or estimated from the detections; --fit refines them by
     maximum likelihood, and --levels takes those of an earlier run.
+
+    With --engine or --resume, batches of targets are filtered on all cores or on a cluster; the same command
+    continues where it stopped.
     """
     check_detections(file)  # before the imports below, which take seconds
     from ..page import as_json
@@ -131,6 +141,11 @@ def command(
     from ..tracking.table import check_table, write_table
 
     console = terminal(json)
+    distribution = EngineOptions(engine, workers, resume, restart, address)
+    distribution.check("track")
+    divided = engine is not None or resume is not None
+    if not divided:
+        distribution.refuse("track", "--engine")
     columns, numbers = columns_in(column or []), numbers_in(sigma)
     path = Path(out or (f"{Path(file).stem}.html" if file else "track.html"))
     files = {"--out": path, "--out-table": out_table, "--json": json}
@@ -142,7 +157,7 @@ def command(
         tracks = track(
             file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, jitter=jitter,
             turn_rate=turn_rate, outliers=outliers, levels=levels, smooth=smooth, fit=fit,
-            skip_bad=skip_bad, seed=seed, progress=tell,
+            skip_bad=skip_bad, seed=seed, progress=tell, **(distribution.arguments if divided else {}),
         )  # fmt: skip
         tell(what="Writing the page")
         html, data = report(tracks), "" if json is None else as_json(data_of(tracks))
@@ -155,13 +170,17 @@ def command(
     finish(
         console, lines, run=run_text(tracks), page=path, html=html, json=json, data=data, tables=tables, show=open_
     )  # fmt: skip
-    return 0
+    print_failures(console, tracks.failures)
+    return INTERRUPTED if tracks.interrupted else PARTIAL if tracks.failures else 0
 
 
 def check_detections(file: str | None) -> None:
     """Raise if the file of detections cannot be opened; None is the simulated example."""
     if file is None:
         return
+    if Path(file).is_fifo():  # it would have to be read twice, and opening it waits for its writer
+        problem = f"{file} is a pipe, which can be read only once"
+        raise InputValueError("track", "detections", problem, "Save the detections to a file.")
     try:
         Path(file).open("rb").close()
     except OSError as error:

@@ -1,7 +1,9 @@
 """Folder of a piece of work: what it is, the states of its finished items, and what happened.
 
     work.json                       facts that must be equal for the work to continue: settings, inputs, version
-    items/ID-CHECKSUM.safetensors   state of an item; the checksum of the file is in its name
+    inputs/ID-CHECKSUM.safetensors  what items read, if it is not part of the call; the checksum is in the name
+    items/ID-CHECKSUM.safetensors   state of an item
+    joined/ID-CHECKSUM.safetensors  states of several items, merged, if they are large
     events.jsonl                    one line for each start, finished item, failed item and end
 
 A state is written to a temporary file, flushed and renamed: a killed process leaves a state whole or not at all. A file
@@ -15,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from .._input_errors import InputRuntimeError, InputValueError
-from .._output_files import write
+from .._output_files import runs, write
 from .state_file import FORMAT, Encoded, Modules, NotStorableError, read_state
 
-WORK, ITEMS, EVENTS, LOCK = "work.json", "items", "events.jsonl", ".lock"
+WORK, EVENTS, LOCK = "work.json", "events.jsonl", ".lock"
+INPUTS, ITEMS, JOINED = FOLDERS = ("inputs", "items", "joined")
+DAY = 86_400  # seconds after which the hidden file of a process of another machine is taken for abandoned
 SUFFIX = ".safetensors"
 ID = re.compile(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,99}")  # hidden files are states that are being written
 
@@ -48,26 +53,28 @@ class WorkFolder:
     def opened(self) -> Iterator[None]:
         """The folder, checked and locked: a second process that opens it raises an error."""
         self._check_place()
-        (self.path / ITEMS).mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._check_facts()
+            for folder in FOLDERS:
+                (self.path / folder).mkdir(exist_ok=True)
+                _remove_abandoned(self.path / folder)
             yield
 
-    def write(self, name: str, state: Any) -> None:
+    def write(self, name: str, state: Any, folder: str = ITEMS) -> Path:
         """Write the state of an item; unlike other files (_output_files.py) its name depends on what is written."""
-        part = self.path / ITEMS / f".{name}.{os.getpid()}"
+        part = self.path / folder / f".{name}.{socket.gethostname()}.{os.getpid()}"
         try:
             Encoded(state).write(part, {"item": name})
             with part.open("rb") as file:
                 checksum = hashlib.file_digest(file, _hash).hexdigest()
                 os.fsync(file.fileno())
-            part.replace(part.with_name(f"{name}-{checksum}{SUFFIX}"))
+            return part.replace(part.with_name(f"{name}-{checksum}{SUFFIX}"))
         finally:
             part.unlink(missing_ok=True)
 
-    def finished(self) -> dict[str, Path]:
+    def finished(self, folder: str = ITEMS) -> dict[str, Path]:
         """Files of the finished items, by id; damaged ones are not among them."""
-        files = sorted((self.path / ITEMS).glob(f"[!.]*{SUFFIX}"))
+        files = sorted((self.path / folder).glob(f"[!.]*{SUFFIX}"))
         undamaged = [file for file in files if file.stem.rpartition("-")[2] == _checksum(file)]
         return {file.stem.rpartition("-")[0]: file for file in undamaged}
 
@@ -98,15 +105,15 @@ class WorkFolder:
 
     def _others(self) -> Iterator[Path]:
         """Files that are not of the beginning of a piece of work, which a kill may have left without its facts."""
-        names = (ITEMS, LOCK)
+        names = (*FOLDERS, LOCK)
         return (p for p in self.path.iterdir() if p.name not in names and not p.name.startswith(f".{WORK}."))
 
     def _check_facts(self) -> None:
         """Write the facts of new work; compare those of work that continues."""
         file = self.path / WORK
         if self._restart:
-            shutil.rmtree(self.path / ITEMS)
-            (self.path / ITEMS).mkdir()
+            for folder in FOLDERS:
+                shutil.rmtree(self.path / folder, ignore_errors=True)
             file.unlink(missing_ok=True)
             (self.path / EVENTS).unlink(missing_ok=True)
         if file.is_file():
@@ -152,6 +159,16 @@ def check_ids(call: str, names: Mapping[str, Any]) -> None:
             raise InputValueError(
                 call, "items", problem, "Use letters, digits and _ . = + -, without a dot at the beginning."
             )
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the hidden files of killed workers; a process of another machine shows by the age of its file."""
+    for part in folder.glob(".*"):
+        host, _, process = part.name.rpartition(".")
+        here = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
+        with suppress(OSError):  # its process may end at this moment
+            if not runs(int(process)) if here else time.time() - part.stat().st_mtime > DAY:
+                part.unlink()
 
 
 def _hash() -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .._input_errors import MissingPackageError
 from .engines import Call, Engine, InProcess, ItemOutcome
 from .state_file import Modules
-from .work_folder import WorkFolder, check_ids
+from .work_folder import ITEMS, WorkFolder, check_ids
 
 
 class Results(NamedTuple):
@@ -38,7 +38,7 @@ def run_items(
     items: Mapping[str, Any],
     *,
     engine: Engine | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | WorkFolder | None = None,
     facts: Mapping[str, Any] | None = None,
     restart: bool = False,
     modules: Modules | None = None,
@@ -55,7 +55,8 @@ def run_items(
             tuples, dicts and NamedTuples of this package if there is a folder.
         items: items by id, such as {"point-1": ...}; ids are file names.
         engine: who computes; this process by default.
-        folder: folder of the finished items, from which the same call continues; none by default.
+        folder: folder of the finished items, from which the same call continues, or one that the caller has opened;
+            none by default.
         facts: what the items depend on, as JSON values; a folder with other facts is refused.
         restart: begin again in a folder that has finished items.
         modules: {module: names} with NamedTuples outside of this package.
@@ -72,11 +73,14 @@ def run_items(
         remedy = "Install it with: pip install 'gradlogz[probe]'."
         raise MissingPackageError(call, "safetensors", "safetensors is needed to write finished items", remedy)
     engine = engine or InProcess()
-    place = None if folder is None else WorkFolder(call, Path(folder), facts or {}, restart=restart)
     with ExitStack() as stack:
-        known = {}
-        if place is not None:
+        known: dict[str, Path] = {}
+        if folder is None or isinstance(folder, WorkFolder):
+            place = folder
+        else:
+            place = WorkFolder(call, Path(folder), facts or {}, restart=restart)
             stack.enter_context(place.opened())
+        if place is not None:
             known = {name: path for name, path in place.finished().items() if name in items}
             place.log("begin", items=len(items), finished=len(known), engine=type(engine).__name__)
         left = [name for name in sorted(items) if name not in known]
@@ -86,8 +90,7 @@ def run_items(
         outcomes = stack.enter_context(closing(_outcomes(engine, function, items, left, place)))
         show = progress or (lambda *_: None)
         try:
-            if known:
-                show(len(known), len(items))
+            show(len(known), len(items))
             for name, outcome in outcomes:
                 if outcome.error:
                     failures[name] = outcome.error
@@ -99,13 +102,14 @@ def run_items(
         except KeyboardInterrupt:
             interrupted = True
         if place is not None:
-            states = {name: place.read(name, path, modules) for name, path in place.finished().items() if name in items}
+            known |= {name: place.path / ITEMS / state for name, state in states.items()}
+            states = {name: place.read(name, path, modules) for name, path in known.items()}
             place.log("end", finished=len(states), failed=len(failures), interrupted=interrupted)
     return Results({name: states[name] for name in sorted(states)}, dict(sorted(failures.items())), interrupted)
 
 
 class _Answer(NamedTuple):
-    """State of an item, None if it is in a file; the seconds that it took; host and process."""
+    """State of an item, or the name of its file; the seconds that it took; host and process."""
 
     state: Any
     seconds: float
@@ -128,9 +132,8 @@ def _computed(function: Call, place: WorkFolder | None, named: tuple[str, Any]) 
     begun = time.perf_counter()
     state = function(item)
     if place is not None:
-        place.write(name, state)
-    worker = f"{socket.gethostname()}:{os.getpid()}"
-    return _Answer(None if place is not None else state, time.perf_counter() - begun, worker)
+        state = place.write(name, state).name
+    return _Answer(state, time.perf_counter() - begun, f"{socket.gethostname()}:{os.getpid()}")
 
 
 def _log(place: WorkFolder, name: str, outcome: ItemOutcome) -> None:

@@ -1,11 +1,12 @@
 """Numba's cache of compiled kernels on disk, used only if it is this user's own and as it was written.
 
     NAME.nbi, NAME.1.nbc, ...     index and machine code of a kernel, by numba: pickles, which run what they contain
-    NAME.sha256                   their hashes, by this package, written after them
+    NAME.sha256                   their hashes and that of the sources of all kernels, written after them
 
 Numba loads whatever is there: a damaged file breaks every call, and the file of another kernel ends the process. An
-entry counts only if the folder and its files belong to this user and the hashes agree; otherwise it is removed where
-possible, and the kernel compiled again. Any other trouble with the cache means: compile without it.
+entry counts only if the folder and its files belong to this user and the hashes agree: numba itself notices changes of
+the file of a kernel, not of the files that it imports. Otherwise it is removed where possible, and the kernel compiled
+again. Any other trouble with the cache means: compile without it.
 
 Read next: workers.py (which compiles).
 """
@@ -16,6 +17,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +63,7 @@ def seal(entry: CacheEntry) -> None:
     """Write the hashes of an entry, as a whole."""
     part = entry.folder / f".{secrets.token_hex(8)}.sha256"
     try:
-        part.write_text(json.dumps({path.name: _hash(path) for path in entry.files}))
+        part.write_text(json.dumps(_hashes(entry)))
         part.replace(entry.hashes)
     finally:
         part.unlink(missing_ok=True)
@@ -70,8 +72,7 @@ def seal(entry: CacheEntry) -> None:
 def _is_sound(entry: CacheEntry) -> bool:
     try:
         written = json.loads(entry.hashes.read_text())
-        hashes = {path.name: _hash(path) for path in entry.files}
-        return written == hashes and all(_is_own(path) for path in (entry.hashes, *entry.files))
+        return written == _hashes(entry) and all(_is_own(path) for path in (entry.hashes, *entry.files))
     except (OSError, ValueError):
         return False
 
@@ -81,6 +82,17 @@ def _is_own(path: Path) -> bool:
     status = path.lstat()
     user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
     return status.st_uid == user and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_IWOTH
+
+
+def _hashes(entry: CacheEntry) -> dict[str, str]:
+    return {**{path.name: _hash(path) for path in entry.files}, "sources": sources_hash()}
+
+
+@cache
+def sources_hash() -> str:
+    """Return the sha256 of the sources of all kernels."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _hash(path: Path) -> str:

@@ -6,9 +6,27 @@ Read next: run_probe.py (measures and judges it), measurement_file.py (on disk).
 from typing import Any, NamedTuple
 
 from .corpus.batching import Report
+from .corpus.read_documents import ReadDocuments
+from .passes.baseline_rows import BaselineState
+from .passes.matched_draws import Window
 from .prediction import Baseline, Probed
 from .runs.judgement import Measured
 from .runs.records import Token
+
+
+class MergeData(NamedTuple):
+    """Data beside the statistics that a merge with the measurement of another text needs.
+
+    documents: those that were read.
+    windows: those from which the draws of the matched baseline read.
+    baseline: statistics of the random-weights baseline, by the rule that chose its rows.
+    options: settings of the pass that must be equal, and the source of the model; JSON values by name.
+    """
+
+    documents: ReadDocuments
+    windows: list[Window]
+    baseline: BaselineState | None
+    options: dict[str, Any]
 
 
 class Measurement(NamedTuple):
@@ -30,3 +48,9 @@ class Measurement(NamedTuple):
     tokens: list[Token]
     seconds: dict[str, float]
     complete: bool
+    merge_data: MergeData
+
+
+def with_merge_options(measured: Measurement, options: dict[str, Any]) -> Measurement:
+    """Return a measurement that is joined with those of the same options."""
+    return measured._replace(merge_data=measured.merge_data._replace(options=options))

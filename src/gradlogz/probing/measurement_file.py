@@ -12,13 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .._errors import InputValueError
 from .._output_files import reason_of
-from ..engine.state_file import Encoded, NotStorableError, read_state
+from .._typing import Tensor
+from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
+from .corpus.batching import Report
+from .corpus.read_documents import ReadDocuments
 from .measurement import Measurement
+from .passes.matched_draws import Window
 from .prediction import Baseline, Prediction, Probed
 from .runs.run_folder import STATISTICS as STATISTICS
 
-FORMAT = 2  # of the statistics of predictions
+FORMAT = 3  # of the statistics of predictions
 _PROBED = ("name", "architecture", "weights", "seed", "words")  # the cache of results is not written
 
 
@@ -56,11 +61,46 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
     path = folder / STATISTICS
     if not path.is_file() or find_spec("safetensors") is None:
         return None
-    known = {p.statistics.__module__: p.statistics.__globals__ for p in predictions}  # type: ignore[attr-defined]
     try:
-        return _measurement(*read_state(path, known, facts={"statistics": FORMAT, **facts}))
+        return _measurement(*read_state(path, modules_of(predictions), facts={"statistics": FORMAT, **facts}))
     except (NotStorableError, TypeError, ValueError):
         return None  # written by another version, or damaged: the corpus is read again
+
+
+def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measurement:
+    """Return the measurement that a run keeps (--keep-statistics); raise if there is none, or if it is damaged."""
+    path = folder / STATISTICS
+    remedy = "Probe the text again with --keep-statistics."
+    if not path.is_file():
+        raise InputValueError("merge", "runs", f"the run {folder} has no statistics", remedy)
+    measured = _typed(path, predictions)
+    if measured is None:
+        problem = f"the statistics of the run {folder} are damaged, or of another version or prediction"
+        raise InputValueError("merge", "runs", problem, remedy)
+    return measured
+
+
+def _typed(path: Path, predictions: Sequence[Prediction]) -> Measurement | None:
+    """Return the measurement in a file; None unless the fields that a merge reads are of their types."""
+    try:
+        measured = _measurement(*read_state(path, modules_of(predictions)))
+        facts, options, merge_data = measured.facts, measured.merge_data.options, measured.merge_data
+        typed = [
+            (facts["weights_sha256"], str), (facts["config_sha256"], str), (measured.report, Report),
+            (merge_data.documents, ReadDocuments), (merge_data.documents.keys, Tensor),
+            (merge_data.documents.tokens, Tensor), (options["seed"], int), (options["draws"], int),
+            (options["baseline"], float | int), (options["model"], str), (options["dtype"], str | None),
+            (options["revision"], str | None), (options["predictions"], list),
+            *((each, str) for each in options["predictions"]), *((window, Window) for window in merge_data.windows),
+        ]  # fmt: skip
+    except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
+        return None
+    return measured if all(isinstance(value, kind) for value, kind in typed) else None  # type: ignore[arg-type]
+
+
+def modules_of(predictions: Sequence[Prediction]) -> Modules:
+    """Return the names in the modules of predictions, whose states may be records of their own."""
+    return {p.statistics.__module__: p.statistics.__globals__ for p in predictions}  # type: ignore[attr-defined]
 
 
 def _plain(measured: Measurement) -> tuple[Any, ...]:

@@ -16,13 +16,12 @@ results), runs/run_folder.py (on disk).
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,8 @@ from .._errors import InputTypeError, InputValueError
 from .._progress import Progress, reporter
 from .._typing import Tensor
 from .computed import Computed
-from .corpus.batching import Batch, Batches, facts_of_text, joined
+from .corpus.batching import Batch, Batches, facts_of_text
+from .corpus.read_documents import documents_in, joined_documents
 from .corpus.readers import batches_of, corpus_of
 from .corpus.text import Source
 from .hypothesis_tests import median, median_interval
@@ -40,39 +40,29 @@ from .inside.embeddings import word_vectors_of
 from .inside.loading import describe
 from .inside.random_models import with_random_weights
 from .inside.weights import weights_of
-from .measurement import Measurement
-from .passes.baseline_rows import BaselineRows
+from .measurement import Measurement, MergeData
+from .passes.baseline_rows import BaselineRows, BaselineState, LeastRow, LeastState
 from .passes.batch_statistics import statistics_of
 from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
+from .passes.matched_draws import ByPrediction, Draw, Window, by_prediction, dealt, with_windows
 from .passes.memory_limits import check_memory, tokens_of_a_batch
+from .passes.nulls import baseline_name, check_nulls, matched_of
 from .passes.placement import placed
-from .passes.rotated_heads import DrawStates, rotated_statistics
+from .passes.rotated_heads import drawn
 from .prediction import Baseline, Prediction, Probed
 from .predictions import known_predictions
 from .runs.findings import Findings
 from .runs.judgement import Judgement, Measured, graded, split
 from .runs.records import SELF_CHECK, Claim, Finding
 from .runs.replicates import Place, Replicates, replicates_of
-from .statistics import merge, stream_seed, token_hashes
+from .statistics import stream_seed
 
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
 DRAWS = 20  # default number of draws of the matched baseline
-MOST = 32  # windows that a draw of the matched baseline reads
 
 Wanted = Sequence[str | Prediction | ModuleType] | None  # names of predictions, or files that define one; None: all
-
-
-_Drawn = dict[str, tuple[list[Measured], ...]]  # {prediction: its values in each draw}
-
-
-class _Window(NamedTuple):
-    """A row for the matched baseline, the hash that selects it, and the number of its batch, whose rows are alike."""
-
-    hash: int
-    batch: int
-    row: Batch
 
 
 def probe(
@@ -142,12 +132,7 @@ def measure(
     Ctrl-C ends the pass of the model after the current batch, and that of the baseline after its first batch.
     """
     wanted = chosen(predictions)
-    if not 0.0 <= baseline <= 1.0:
-        problem = f"baseline must be a share of the windows between 0 and 1, got {baseline}"
-        raise InputValueError("probe", "baseline", problem, "Pass 0.1 for a tenth.")
-    if draws < 0 or draws == 1:
-        problem = f"draws must be 0 or at least 2, got {draws}"
-        raise InputValueError("probe", "draws", problem, "Pass 20; their variance gives the band.")
+    check_nulls(baseline, draws)
     padded = tokens_of_a_batch(model)
     reading = batches_of(tokenizer, texts, tokens=tokens, length=length, padded=padded, seed=seed)
     first = next(reading)
@@ -162,20 +147,22 @@ def measure(
     probed = Probed(name or type(model).__name__, architecture, weights, of_nulls, words=words)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
     show = reporter(progress, "tokens" if has_tokens else "rows")
-    sample = BaselineRows(baseline)
-    windows: list[_Window] = []
-    matched = [p for p in wanted if p.baseline == "matched" and draws and baseline]
+    sample, sampled = BaselineRows(baseline), list[Batch]()
+    windows: list[Window] = []
+    matched = matched_of(wanted, draws=draws, baseline=baseline)
+    documents = []
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     begun = time.perf_counter()
     with interruptible() as interrupted:
         for batch in chain([first], reading):
-            added, others = statistics_of(model, architecture, placed(batch, model), wanted)
-            state = merge(state, added)
+            state, others = statistics_of(model, architecture, placed(batch, model), wanted, state)
             extreme = greatest([*extreme, *others])
-            sample.add(batch)
+            documents.append(documents_in(batch))
+            if (rows := sample.add(batch)) is not None:
+                sampled.append(rows)
             if matched:
-                windows = _with_windows(windows, batch, draws)
+                windows = with_windows(windows, batch, draws)
             done = reading.report.tokens if has_tokens else reading.report.rows
             show(done, (tokens or 0) if has_tokens else 0)
             if interrupted():
@@ -183,19 +170,21 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        untrained = _baseline(model, sample.batches(), wanted, probed, interrupted) if baseline else None
+        untrained = _baseline(model, sampled, sample.least(), wanted, probed, interrupted) if baseline else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        drawn = _matched(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
+        values = matched_draws(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
         seconds["matched"] = time.perf_counter() - begun
     report = reading.report
     known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
         known["without_baseline"], untrained = untrained, None
-    if isinstance(drawn, str):
-        known["without_matched"], drawn = drawn, ({}, {})
+    if isinstance(values, str):
+        known["without_matched"], values = values, ({}, {})
     listed = [token.token(probed.name, tokenizer) for token in extreme]
-    return Measurement(probed, known, state, untrained, *drawn, report, listed, seconds, not interrupted())
+    other, rows_state = (None, None) if untrained is None else untrained
+    merge_data = MergeData(joined_documents(documents), windows, rows_state, {})
+    return Measurement(probed, known, state, other, *values, report, listed, seconds, not interrupted(), merge_data)
 
 
 def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Progress = False) -> Findings:
@@ -292,111 +281,50 @@ def _joined(model: str, prediction: str, values: list[Measured], nulls: list[Mea
 
 def _baseline(
     model: nn.Module,
-    sample: list[Batch],
+    chosen_rows: Sequence[Batch],
+    least: Mapping[int, LeastRow],
     predictions: Sequence[Prediction],
     probed: Probed,
     interrupted: Callable[[], bool],
-) -> Baseline | str:
-    """Return the random-weights baseline on a sample of the batches, or the reason why it cannot be initialised."""
+) -> tuple[Baseline, BaselineState] | str:
+    """Return the random-weights baseline on rows of the corpus, or the reason why it cannot be initialised."""
     predictions = [p for p in predictions if p.baseline != "weights"]
     try:
         other = with_random_weights(model, seed=stream_seed("weights", probed.seed))
     except ValueError as error:
         return str(error)
-    inputs = placed(sample[0], other).inputs
+    inputs = placed([*chosen_rows, *(row.row for row in least.values())][0], other).inputs
     architecture = discover(other, inputs)
     state: dict[str, Any] = {}
-    for batch in sample:
-        state = merge(state, statistics_of(other, architecture, placed(batch, other), predictions)[0])
+    states: dict[int, LeastState] = {}
+    for batch in chosen_rows:
+        state, _ = statistics_of(other, architecture, placed(batch, other), predictions, state)
         if interrupted():
             break
+    for group, (number, row) in least.items():
+        if interrupted() and (state or states):
+            break
+        states[group] = LeastState(number, statistics_of(other, architecture, placed(row, other), predictions)[0])
+    rows = BaselineState(state, frozenset(batch.group for batch in chosen_rows), states)
     weights = weights_of(other, architecture, inputs)
-    return Baseline(state, Probed(f"{probed.name} with random weights", architecture, weights, probed.seed))
+    return Baseline(rows.state, Probed(baseline_name(probed.name), architecture, weights, probed.seed)), rows
 
 
-def _matched(
+def matched_draws(
     model: nn.Module,
-    windows: list[_Window],
+    windows: list[Window],
     predictions: Sequence[Prediction],
     probed: Probed,
     draws: int,
-    interrupted: Callable[[], bool],
-) -> tuple[_Drawn, _Drawn] | str:
-    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none.
-
-    The second are those of random queries of equal logit variance, as differences to the model itself.
-    """
-    values: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions}
-    rescaled: dict[str, list[list[Measured]]] = {p.name: [] for p in predictions if p.rescaled}
-    drawn = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
+    interrupted: Callable[[], bool] = lambda: False,
+) -> tuple[ByPrediction, ByPrediction] | str:
+    """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none."""
+    every: list[Draw] = []
     try:
-        for batches, numbers in _dealt(windows, draws):
+        for batches, numbers in dealt(windows, draws):
             if interrupted():
                 break
-            seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
-            several = _states(model, batches, predictions, probed, seeds)
-            of_model = {p.name: _values(p, several[0].model[p.name], drawn) for p in predictions if p.rescaled}
-            for states in several:
-                for p in predictions:
-                    values[p.name].append(_values(p, states.rotated[p.name], drawn))
-                    if p.rescaled:
-                        turned = _values(p, states.rescaled[p.name], drawn)
-                        rescaled[p.name].append(_differences(turned, of_model[p.name]))
+            every += drawn(model, batches, numbers, predictions, probed)
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
-    one, other = ({name: tuple(lists) for name, lists in each.items()} for each in (values, rescaled))
-    return one, other
-
-
-def _states(
-    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
-) -> list[DrawStates]:
-    """Return the states of each draw over the batches that it reads."""
-    states = [DrawStates({}, {}, {}) for _ in seeds]
-    for batch in batches:
-        added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
-        states = [merge(state, each) for state, each in zip(states, added, strict=True)]
-    return states
-
-
-def _values(prediction: Prediction, state: Any, drawn: Probed) -> list[Measured]:
-    """Return the values of one draw, without replicates; none if their evaluation raises, which `evaluate` reports."""
-    with suppress(Exception):
-        return [m._replace(replicates=None) for m in prediction.evaluate(state, drawn)]
-    return []
-
-
-def _differences(values: list[Measured], others: list[Measured]) -> list[Measured]:
-    """Return the differences of values to others of the same layers, heads and quantities."""
-    known = {(m.layer, m.head, m.quantity): m.value for m in others}
-    return [
-        Measured(m.layer, m.head, m.quantity, m.value - known.get((m.layer, m.head, m.quantity), math.nan))
-        for m in values
-    ]
-
-
-def _with_windows(windows: list[_Window], batch: Batch, draws: int) -> list[_Window]:
-    """Add the rows of a batch to the windows of the matched baseline; those with the smallest hashes are kept."""
-    number = windows[-1].batch + 1 if windows else 0
-    hashes = _window_hashes(batch).tolist()
-    windows = windows + [_Window(value, number, batch.rows([row])) for row, value in enumerate(hashes)]
-    most = sorted(window.hash for window in windows)[: MOST * draws][-1]
-    return [window for window in windows if window.hash <= most]
-
-
-def _dealt(windows: list[_Window], draws: int) -> Iterator[tuple[list[Batch], list[int]]]:
-    """Yield batches with the numbers of the draws that read them.
-
-    Each draw reads an equal share of the windows. If there are fewer windows than draws, several draws read a window.
-    """
-    ranked = sorted(windows, key=lambda window: window.hash)
-    k = max(1, len(ranked) // draws)
-    for first in range(0, min(draws * k, len(ranked)), k):
-        rows: dict[int, list[Batch]] = {}
-        for window in ranked[first : first + k]:
-            rows.setdefault(window.batch, []).append(window.row)
-        yield [joined(rows[number]) for number in sorted(rows)], list(range(first // k, draws, len(ranked)))
-
-
-def _window_hashes(batch: Batch) -> Tensor:
-    return token_hashes(batch.keys, batch.starts.unsqueeze(-1)).squeeze(-1)
+    return by_prediction(every, predictions)

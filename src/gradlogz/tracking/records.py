@@ -10,7 +10,8 @@ for CSV and parquet), ../reporting/tracks_page.py (the page).
 
 import math
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -70,6 +71,8 @@ class Tracks:
         innovation_deviation: their predicted standard deviations.
         score: the innovations as standard normal scores of their predicted distribution, each coordinate alone.
         log_score: log density of each detection given the ones before it; NaN without an innovation.
+        failures: {batch of targets: text of the error}, if an engine divided the work; their rows are NaN.
+        interrupted: whether Ctrl-C ended divided work.
     """
 
     settings: TrackingSettings
@@ -90,6 +93,8 @@ class Tracks:
     innovation_deviation: Float[Tensor, "n d"]
     score: Float[Tensor, "n d"]
     log_score: Float[Tensor, "n"]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def best(self) -> StateEstimate:

@@ -10,24 +10,27 @@ Read next: noise_levels.py, tracking_model.py, level_fit.py, records.py (the res
 """
 
 import dataclasses
+import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from .. import __version__
 from .._errors import InputValueError
 from .._progress import Progress, reporter
 from .._settings import changed
 from .._typing import Tensor
-from ..filters.gaussian.consistency import normalized_innovation
-from ..filters.gaussian.innovation_scores import innovation_scores
-from ..filters.gaussian.smoother import Smoothed, smooth
-from ..filters.gaussian.switching import gpb1, gpb2, imm
-from ..filters.results import Filtered
+from ..engine import Engine, engine_of, run_items
 from . import scenario
 from .columns import Source
 from .detections import Detections, read
+from .filtered_batches import BatchTracks, BatchWork, filtered_batch, work_of
 from .level_fit import EVALUATIONS, SAMPLED_ROWS, fitted_levels
 from .levels_file import checked_levels, read_levels
 from .noise_levels import Levels, levels_of
@@ -38,8 +41,6 @@ from .stale_rows import stale_rows
 from .target_batches import ROWS, TargetBatch, batches
 from .tracking_model import (
     model_of,
-    model_of_batch,
-    motion_probability,
     noise_of,
     prior_of,
     prior_of_batch,
@@ -47,7 +48,15 @@ from .tracking_model import (
 )
 
 Show = Callable[[int, int], None]
-FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
+
+
+class _Parts(NamedTuple):
+    """Divided work: who filters batches of targets, and where their results are."""
+
+    engine: Engine
+    folder: Path | None
+    restart: bool
+    show: Show
 
 
 def track(
@@ -66,6 +75,11 @@ def track(
     fit: bool | None = None,
     skip_bad: bool | None = None,
     seed: int | None = None,
+    engine: str | Engine | None = None,
+    workers: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    address: str | None = None,
     progress: Progress = False,
 ) -> Tracks:
     """Filter detections of moving targets with a switching Kalman filter.
@@ -78,6 +92,12 @@ def track(
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
             rows, where each likelihood of a fit counts its rows.
         levels: noise levels of an earlier run, `tracks.levels`, or the path of its results (--json).
+        engine: who filters batches of targets: "process" (this one), "processes" of this machine, "slurm", "ray", or an
+            `Engine`; None for this process without parts. Results do not depend on it.
+        workers: number of processes or jobs at a time (default: number of cores).
+        folder: folder of finished batches, from which the same call continues (default: none).
+        restart: begin again in a folder that has finished batches.
+        address: address of the Ray cluster: "auto", or HOST:PORT (default: a new one on this machine).
 
     Law: tests/tracking/test_tracks_are_what_the_filters_say.py.
 
@@ -100,7 +120,13 @@ def track(
     earlier = read_levels(levels) if isinstance(levels, str | os.PathLike) else levels
     if earlier is not None:
         earlier = checked_levels(earlier, settings, rows)
-    return _tracked(rows, settings, earlier, source, reporter(progress, "rows"))
+    parts = None
+    if engine is not None or folder is not None:
+        place = None if folder is None else Path(folder)
+        if not isinstance(engine, Engine):
+            engine = engine_of("track", engine or "processes", workers=workers, folder=place, address=address)
+        parts = _Parts(engine, place, restart, reporter(progress, "batches of targets"))
+    return _tracked(rows, settings, earlier, source, reporter(progress, "rows"), parts)
 
 
 def _name_of(levels: Levels | str | os.PathLike[str] | None) -> str | None:
@@ -115,7 +141,12 @@ def _numbers(sigma: float | Sequence[float] | None) -> float | tuple[float, ...]
 
 
 def _tracked(
-    detections: Detections, settings: TrackingSettings, levels: Levels | None, source: str, show: Show
+    detections: Detections,
+    settings: TrackingSettings,
+    levels: Levels | None,
+    source: str,
+    show: Show,
+    parts: _Parts | None,
 ) -> Tracks:
     """Estimate or fit the noise levels, and filter with the resulting model; `levels`: those of an earlier run."""
     if settings.sigma is not None:
@@ -143,7 +174,7 @@ def _tracked(
             detections, settings, now, lambda count: show(SAMPLED_ROWS * count, total)
         )
         detections = _without_outliers(detections, settings, now) if settings.outliers else detections
-    return _run(detections, settings, now, evaluations, converged, source, learning, show)
+    return _run(detections, settings, now, evaluations, converged, source, learning, show, parts)
 
 
 def _without_outliers(detections: Detections, settings: TrackingSettings, levels: Levels) -> Detections:
@@ -164,64 +195,67 @@ def _run(
     source: str,
     done: int,
     show: Show,
+    parts: _Parts | None,
 ) -> Tracks:
     """Filter batch by batch and restore the order of the rows; `done` counts the rows of the fit."""
     n, d = detections.position.shape
     model = dataclasses.replace(model_of(levels, settings, d), validate=False)
     noise = noise_of(detections, levels, velocities_of(detections, settings, levels))
     prior = prior_of_batch(prior_of(levels, model, d), noise)
+    work = partial(work_of, settings.filter, settings.smooth, model, prior, noise)
     shapes = ((2 * d,), (2 * d, 2 * d), (model.modes,))
-    filtered = StateEstimate(*(torch.empty(n, *shape, dtype=torch.float64) for shape in shapes))
-    smoothed = StateEstimate(*map(torch.empty_like, filtered)) if settings.smooth else None
-    nis = torch.empty(4, n, dtype=torch.float64)
-    innovations = torch.empty(3, n, d, dtype=torch.float64)  # values, predicted standard deviations, and scores
-    log_scores = torch.empty(n, dtype=torch.float64)
-    log_likelihood, total = 0.0, done + n
-    for batch in batches(detections, ROWS):
-        discrete, rows = model_of_batch(model, batch, noise), batch.rows[batch.inside]
-        if smoothed is not None:
-            smoothing = smooth(
-                discrete, batch.observations, prior, method="imm" if settings.filter == "imm" else "gpb2"
-            )
-            filtering = smoothing.filtered
-            _put(smoothed, rows, _estimate(smoothing, batch, batch.counts[:, -1:], model.modes))
-        else:
-            filtering = FILTERS[settings.filter](discrete, batch.observations, prior)
-        _put(filtered, rows, _estimate(filtering, batch, batch.counts, model.modes))
-        first = (batch.counts == 1) & ~batch.observations.isnan()  # relative to a diffuse prior: no innovation
-        innovation = filtering.innovation.masked_fill(first, math.nan)
-        by_mode = filtering.mode_innovation.masked_fill(first.unsqueeze(-2), math.nan)
-        tested = filtering._replace(innovation=innovation, mode_innovation=by_mode)
-        nis[:, rows] = torch.stack([part[batch.inside] for part in normalized_innovation(tested, mixture=True)[:4]])
-        deviation = filtering.innovation_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        scores = innovation_scores(tested, joint=False)
-        innovations[:, rows] = torch.stack([part[batch.inside] for part in (innovation, deviation, scores)])
-        untested = innovation.isnan().all(-1) | first.any(-1)
-        log_scores[rows] = filtering.step_log_likelihood.masked_fill(untested, math.nan)[batch.inside]
-        log_likelihood += float(filtering.log_likelihood.sum())
-        done += len(rows)
-        show(done, total)
+    filtered = StateEstimate(*(torch.full((n, *shape), math.nan, dtype=torch.float64) for shape in shapes))
+    smoothed = StateEstimate(*map(torch.clone, filtered)) if settings.smooth else None
+    nis = torch.full((4, n), math.nan, dtype=torch.float64)
+    innovations = torch.full((3, n, d), math.nan, dtype=torch.float64)  # values, predicted deviations, and scores
+    log_scores = torch.full((n,), math.nan, dtype=torch.float64)
+    log_likelihood = 0.0
+    division, failures, interrupted = batches(detections, ROWS), dict[str, str](), False
+    if parts is None:
+        results = _one_by_one(division, work, done, done + n, show)
+    else:
+        states, failures, interrupted = run_items(
+            filtered_batch, {f"targets-{i:06d}": work(batch) for i, batch in enumerate(division)}, engine=parts.engine,
+            folder=parts.folder, facts=_facts(settings, detections, levels), restart=parts.restart, call="track",
+            progress=parts.show,
+        )  # fmt: skip
+        results = iter(states.values())
+    for result in results:
+        rows = result.rows
+        _put(filtered, rows, result.filtered)
+        if smoothed is not None and result.smoothed is not None:
+            _put(smoothed, rows, result.smoothed)
+        nis[:, rows], innovations[:, rows], log_scores[rows] = result.nis, result.innovations, result.log_scores
+        log_likelihood += result.log_likelihood
     value, low, high, degrees = nis
     return Tracks(
         settings, detections, levels, model, filtered, smoothed, value, low, high, degrees, log_likelihood, evaluations,
-        converged, source, innovations[0], innovations[1], innovations[2], log_scores,
+        converged, source, innovations[0], innovations[1], innovations[2], log_scores, failures, interrupted,
     )  # fmt: skip
 
 
-def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor, modes: int) -> StateEstimate:
-    """Positions and velocities of the rows of a batch, NaN before there is an estimate."""
-    d = batch.observations.shape[-1]
-    per = result.mean.shape[-1] // d
-    places = [*range(0, per * d, per), *range(1, per * d, per)]
-    mean = result.mean[..., places]
-    mean[..., :d] += batch.origin.unsqueeze(1)
-    known = torch.cat((counts >= 1, counts >= 2), -1).expand(mean.shape)
-    mean = mean.masked_fill(~known, math.nan)
-    covariance = result.covariance[..., places, :][..., places]
-    inside = batch.inside
-    return StateEstimate(
-        mean[inside], covariance[inside], motion_probability(result.log_mode_probability[inside], modes)
-    )
+def _one_by_one(
+    division: Iterable[TargetBatch], work: Callable[[TargetBatch], BatchWork], done: int, total: int, show: Show
+) -> Iterator[BatchTracks]:
+    """Yield the results of batches, each filtered in this process; `done` counts the rows of the fit."""
+    for batch in division:
+        result = filtered_batch(work(batch))
+        yield result
+        done += len(result.rows)
+        show(done, total)
+
+
+def _facts(settings: TrackingSettings, detections: Detections, levels: Levels) -> dict[str, object]:
+    """Return what the results of batches depend on."""
+    return {"version": __version__, **asdict(settings), "levels": repr(levels), "rows": _hash_of(detections)}
+
+
+def _hash_of(detections: Detections) -> str:
+    """Return the sha256 of the rows that are filtered."""
+    digest = hashlib.sha256()
+    for tensor in (detections.time, detections.target, detections.used, detections.sigma):
+        digest.update(b"" if tensor is None else tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _put(estimates: StateEstimate, rows: Tensor, batch: StateEstimate) -> None:

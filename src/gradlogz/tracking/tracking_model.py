@@ -80,7 +80,7 @@ def prior_of(levels: Levels, model: SwitchingModel, dimensions: int) -> Prior:
 
 
 class DetectionNoise(NamedTuple):
-    """Covariances of the errors of all rows.
+    """Covariances of the errors of all rows, or of those of a batch.
 
     Attributes:
         ordinary: covariances of ordinary detections.
@@ -88,8 +88,8 @@ class DetectionNoise(NamedTuple):
         share: probability that a detection is late.
     """
 
-    ordinary: Float[Tensor, "n d d"]
-    late: Float[Tensor, "n d d"] | None
+    ordinary: Float[Tensor, "*n d d"]
+    late: Float[Tensor, "*n d d"] | None
     share: float
 
 
@@ -129,15 +129,15 @@ def noise_of(detections: Detections, levels: Levels, velocity: Float[Tensor, "n 
 
 
 def model_of_batch(model: SwitchingModel, batch: TargetBatch, noise: DetectionNoise | None) -> SwitchingModel:
-    """The model for the steps of a batch, with the noise of its rows; late detections double the modes."""
+    """The model for the steps of a batch; noise: that of its rows [b, t, d, d]. Late detections double the modes."""
     discrete = discretized(model, batch.dt)
     if noise is None:
         return discrete
-    R = noise.ordinary[batch.rows].unsqueeze(-3)
+    R = noise.ordinary.unsqueeze(-3)
     discrete = dataclasses.replace(discrete, R=R.expand(*R.shape[:-3], model.modes, -1, -1))
     if noise.late is None:
         return discrete
-    doubled = with_clutter(discrete, noise.share, noise.late[batch.rows])
+    doubled = with_clutter(discrete, noise.share, noise.late)
     return dataclasses.replace(doubled, H=torch.cat((discrete.H, discrete.H), -3))  # late, but of the target
 
 

@@ -80,6 +80,10 @@ class Report(NamedTuple):
     effective: float  # effective number of documents (Kish): smaller the more their numbers of tokens differ
     fingerprint: int  # sum of the keys of the documents modulo 2^63, equal for two runs that read the same ones
 
+    def counts(self) -> dict[str, int]:
+        """Return the counts that a run records."""
+        return {n: getattr(self, n) for n in ("documents", "rows", "tokens", "padded", "windowed", "short")}
+
     def words(self) -> str:
         """Return the report as a few sentences."""
         documents = f"{self.documents:,} documents (effective number {self.effective:.1f})"

@@ -27,13 +27,21 @@ from .extreme_tokens import Candidates, ExtremeToken, candidates, resolved
 
 
 def statistics_of(
-    model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
+    model: nn.Module,
+    architecture: Architecture,
+    batch: Batch,
+    predictions: Sequence[Prediction],
+    state: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[ExtremeToken]]:
     """Return {prediction: its state} for one batch, and the extreme tokens of the batch.
 
     A batch that does not fit into memory is split into halves.
+
+    state: that of the preceding batches, to which this batch is added event by event. It is used up: matrices before
+        and after a batch are never stored together, but on a GPU, where a batch that does not fit is tried again.
     """
-    statistics = _fitting(model, architecture, batch, predictions)
+    before = {} if state is None else dict(state) if batch.keys.is_cuda else state
+    statistics = _fitting(model, architecture, batch, predictions, before)
     if statistics is not None:
         return statistics
     rows = len(batch.keys)
@@ -45,15 +53,21 @@ def statistics_of(
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
     halves = [batch.rows(range(rows // 2)), batch.rows(range(rows // 2, rows))]
-    one, other = (statistics_of(model, architecture, half, predictions) for half in halves)
-    return merge(one[0], other[0]), [*one[1], *other[1]]
+    half, one = statistics_of(model, architecture, halves[0], predictions, state)
+    both, other = statistics_of(model, architecture, halves[1], predictions, half)
+    return both, [*one, *other]
 
 
 def _fitting(
-    model: nn.Module, architecture: Architecture, batch: Batch, predictions: Sequence[Prediction]
+    model: nn.Module,
+    architecture: Architecture,
+    batch: Batch,
+    predictions: Sequence[Prediction],
+    state: dict[str, Any],
 ) -> tuple[dict[str, Any], list[ExtremeToken]] | None:
     """Return `statistics_of` an undivided batch; None, with its memory freed, if the batch does not fit."""
-    state: dict[str, Any] = {p.name: p.empty() for p in predictions}
+    for prediction in predictions:
+        state.setdefault(prediction.name, prediction.empty())
     batch_pass = BatchPass(batch)
     faults: dict[str, Tensor] = {}
     largest: list[Candidates] = []
@@ -65,10 +79,8 @@ def _fitting(
             bad = torch.isnan(event.attention.log_normalizer) | torch.isposinf(event.attention.log_normalizer)
             faults[event.layer] = (bad & rows).any(-1).any(0)
             largest.extend(candidates(event, batch_pass))
-        for prediction in predictions:
-            added = prediction.statistics(event, batch_pass)
-            if added is not None:
-                state[prediction.name] = merge(state[prediction.name], added)
+        added = {p.name: p.statistics(event, batch_pass) for p in predictions}
+        state.update(merge(state, added))  # of all predictions at once, since they share statistics
 
     try:
         with follow(model, architecture, handle), torch.no_grad():

@@ -18,11 +18,13 @@ Random queries of equal logit variance, the second null of statistics of selecti
 The keys, and the variance of the logits of every row, are those of the model; the queries point elsewhere. Layers with
 learned sinks have no such null, because the weight of a sink depends on the mean of the logits as well.
 
-Cross-attention has no matched baseline.
+Cross-attention has no matched baseline. Each draw is evaluated at once and leaves no statistics.
 
-Read next: ../hypothesis_tests.py (the band of the draws), ../inside/reprojection.py (layers run again).
+Read next: matched_draws.py (the windows of a draw), ../hypothesis_tests.py (the band of the draws),
+../inside/reprojection.py (layers run again).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -39,9 +41,12 @@ from ..inside.events import Attended, Event, LayerCall
 from ..inside.following import arguments_of, follow
 from ..inside.hooks import evaluation_mode, without_cache
 from ..inside.reprojection import call_on
-from ..prediction import Prediction
+from ..prediction import Prediction, Probed
 from ..predictions.observables.product_variance import product_variance
-from ..statistics import merge
+from ..runs.judgement import Measured
+from ..statistics import merge, stream_seed
+from .matched_draws import Draw
+from .placement import placed
 
 
 class Rotations:
@@ -123,6 +128,22 @@ class _Reference(NamedTuple):
 
 class _Complete(Exception):  # noqa: N818 - control flow: every attention layer has been called
     pass
+
+
+def drawn(
+    model: nn.Module, batches: list[Batch], numbers: Sequence[int], predictions: Sequence[Prediction], probed: Probed
+) -> Iterator[Draw]:
+    """Yield the values of predictions in the draws of these numbers, which read these batches."""
+    matched = Probed(f"{probed.name}, matched", probed.architecture, {}, probed.seed)
+    seeds = [stream_seed("draw", probed.seed, number) for number in numbers]
+    rescaling = [p for p in predictions if p.rescaled]
+    several = _states(model, batches, predictions, probed, seeds)
+    of_model = {p.name: _values(p, several[0].model[p.name], matched) for p in rescaling}  # the same for all draws
+    for states in several:
+        yield Draw(
+            {p.name: _values(p, states.rotated[p.name], matched) for p in predictions},
+            {p.name: _differences(_values(p, states.rescaled[p.name], matched), of_model[p.name]) for p in rescaling},
+        )
 
 
 def rotated_statistics(
@@ -222,3 +243,30 @@ def _event(layer: _Layer, call: Call, statistics: str = "moments") -> Attended:
     call = call._replace(value=call.value[..., :WIDTH])  # outputs are not needed
     about = layer.name, layer.sublayer, arguments_of(call), call.attend(statistics), layer.crosses
     return Attended(*about, output_projection=layer.output_projection)
+
+
+def _states(
+    model: nn.Module, batches: list[Batch], predictions: Sequence[Prediction], probed: Probed, seeds: Sequence[int]
+) -> list[DrawStates]:
+    """Return the states of each draw over the batches that it reads."""
+    states = [DrawStates({}, {}, {}) for _ in seeds]
+    for batch in batches:
+        added = rotated_statistics(model, probed.architecture, placed(batch, model), predictions, seeds)
+        states = [merge(state, each) for state, each in zip(states, added, strict=True)]
+    return states
+
+
+def _values(prediction: Prediction, state: Any, probed: Probed) -> list[Measured]:
+    """Return the values of one draw, without replicates; none if their evaluation raises, which `evaluate` reports."""
+    with suppress(Exception):
+        return [m._replace(replicates=None) for m in prediction.evaluate(state, probed)]
+    return []
+
+
+def _differences(values: list[Measured], others: list[Measured]) -> list[Measured]:
+    """Return the differences of values to others of the same layers, heads and quantities."""
+    known = {(m.layer, m.head, m.quantity): m.value for m in others}
+    return [
+        Measured(m.layer, m.head, m.quantity, m.value - known.get((m.layer, m.head, m.quantity), math.nan))
+        for m in values
+    ]

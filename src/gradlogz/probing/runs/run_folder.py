@@ -4,7 +4,7 @@
     findings.json       rows, claims, tokens and declarations: findings_file.py
     findings.parquet    the rows as a table, if polars is installed
     replicates.safetensors    replicates of the rows, for differences of runs: replicates.py
-    statistics.safetensors    a measurement that is not judged yet: ../measurement_file.py
+    statistics.safetensors    a measurement that is not judged yet, or is kept for a merge: ../measurement_file.py
 
 Writing is atomic: a temporary folder beside the target is flushed to the disk, then renamed. A killed process leaves
 the old run or the new one; if it is killed between two renames, the next reader or writer completes them.
@@ -63,8 +63,10 @@ DESCRIBED = {
 }  # fmt: skip
 
 
-def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
+def write_run(folder: str | os.PathLike[str], run: Run, *, keep_statistics: bool = False) -> Path:
     """Write a run and replace an older one in the folder; other files in it are kept.
+
+    keep_statistics: whether the measurement in the folder is that of this run, and stays.
 
     Law: tests/faults/test_a_run_is_written_whole_or_not_at_all.py.
     """
@@ -72,6 +74,8 @@ def write_run(folder: str | os.PathLike[str], run: Run) -> Path:
     part = _part(place)
     try:
         part.mkdir()
+        if keep_statistics:
+            os.link(place / STATISTICS, part / STATISTICS)
         _write_files(part, run)
         with _alone(place):
             _keep_others(place, part)

@@ -38,6 +38,7 @@ from .comoments import Comoments, GroupMoments, jackknifed
 from .estimates import Estimate, interval_of
 
 RIDGES = (0.0, 1e-8, 1e-6, 1e-4)  # relative to the variance of each coordinate
+WIDE = 512  # coordinates from which groups are fitted one by one
 _SMALLEST = 1e-9  # smallest conditional variance of a coordinate given the preceding ones, relative to its variance
 
 
@@ -92,12 +93,31 @@ def _errors(comoments: Comoments) -> _Errors:
     in_sample = _error(total, coefficients)
     if len(present) < 2:
         return _Errors(coefficients, in_sample)
-    held = GroupMoments(*(torch.stack(field) for field in zip(*_filled(comoments), strict=True)))
-    others = comoments.unions([[g for g in present if g != left] for left in present])
-    half = comoments.unions([(2 * present)[i + 1 : i + len(present) : 2] for i in range(len(present))])
-    k = _with_each_left_out(others.tokens) / _with_each_left_out(half.tokens)
-    k = torch.where(half.tokens.min() >= 2 * total.xx.shape[-1], k, torch.nan)
-    return _Errors(coefficients, in_sample, _held_out_error(held, others), _held_out_error(held, half), k)
+    p = total.xx.shape[-1]
+    del total
+    others = [[g for g in present if g != left] for left in present]
+    half = [(2 * present)[i + 1 : i + len(present) : 2] for i in range(len(present))]
+    # Groups one by one if matrices are wide: those of all groups at once would take several times their memory.
+    size = 1 if p >= WIDE else len(present)
+    spans = [slice(first, first + size) for first in range(0, len(present), size)]
+    parts = [_errors_in(comoments, present[span], others[span], half[span]) for span in spans]
+    held_out, held_out_half, tokens, tokens_half = (torch.cat(each) for each in zip(*parts, strict=True))
+    k = _with_each_left_out(tokens) / _with_each_left_out(tokens_half)
+    k = torch.where(tokens_half.min() >= 2 * p, k, torch.nan)
+    return _Errors(coefficients, in_sample, held_out, held_out_half, k)
+
+
+def _errors_in(
+    comoments: Comoments, held: list[int], others: list[list[int]], half: list[list[int]]
+) -> tuple[Float[Tensor, "g *h"], Float[Tensor, "g *h"], Float[Tensor, " g"], Float[Tensor, " g"]]:
+    """Return the squared errors in groups of the maps fitted to others and to half of them, and the tokens of both."""
+    moments = comoments.unions([[g] for g in held])
+    errors, tokens = [], []
+    for unions in (others, half):
+        fitted = comoments.unions(unions)
+        errors.append(_held_out_error(moments, fitted))
+        tokens.append(fitted.tokens)
+    return *errors, *tokens  # type: ignore[return-value]
 
 
 def _scored(groups: list[GroupMoments], errors: _Errors, present: list[int], *, add_x: bool = False) -> Fit:

@@ -1,0 +1,128 @@
+"""gradlogz merge: runs of one model over different texts, joined into one run.
+
+Read next: ../probing/measurement_merge.py.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from .._input_errors import InputValueError
+from .outputs import keeping, page_of, print_closing, print_lines, terminal
+
+if TYPE_CHECKING:
+    from ..probing.measurement import Measurement
+    from ..probing.prediction import Prediction
+
+TEXTS = " and "  # between the names of texts
+
+
+def command(
+    runs: Annotated[
+        list[str], typer.Argument(help="Two or more runs of gradlogz probe --keep-statistics.", metavar="RUN RUN ...")
+    ],
+    out: Annotated[str, typer.Option(help="Run folder to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of the runs, if it has moved (default: that of the runs).", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: cpu, cuda, … (default: GPU if available).", show_default=False)
+    ] = None,
+    prediction: Annotated[
+        list[str] | None,
+        typer.Option(help="Python file of a prediction of the runs; it is run; repeatable.", show_default=False),
+    ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
+    ] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
+    ] = False,
+    allow_remote_code: Annotated[
+        bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
+    ] = False,
+) -> int:
+    """Join runs of one model over different texts into the run over all of them.
+
+    The runs need their statistics (probe --keep-statistics), and must have read their texts to the end (--tokens 0).
+
+    The model is loaded for the draws of the matched baseline, which read windows of all texts; runs with --draws 0
+    need no model.
+    """
+    from ..probing.measurement_file import kept_measurement, write_measurement
+    from ..probing.measurement_merge import merged
+    from ..probing.prediction_files import selected
+    from ..probing.run_probe import evaluate
+    from ..probing.runs.run_folder import Run, check_place, read_run, write_run
+    from ..reporting import report
+    from ..reporting.findings_terminal import claim_lines
+    from ..reporting.formatting import measured_line
+
+    if len(runs) < 2:
+        raise InputValueError("merge", "runs", f"runs must be two or more, got {len(runs)}", "Name another run.")
+    place, console = check_place(out), terminal(None)
+    described = [read_run(run, call="merge") for run in runs]
+    known = selected(None, prediction or [])
+    measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
+    options = measured.merge_data.options
+    predictions = selected(options["predictions"], prediction or [])
+    if measured.merge_data.windows:
+        with console.status(Text("Measuring the draws of the matched baseline")):
+            measured = _with_draws(measured, predictions, model, device, allow_pickle, allow_remote_code)
+    facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
+    if reason := write_measurement(place, measured, facts):
+        raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
+    findings = evaluate(measured, predictions=predictions, progress=True)
+    counted = measured.report
+    run = Run(
+        model={"name": measured.probed.name, **measured.facts},
+        text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
+        seed=int(options["seed"]),
+        command=shlex.join(["gradlogz", *sys.argv[1:]]),
+        counts=counted.counts(),
+        times=measured.seconds,
+        findings=findings,
+    )
+    write_run(place, run, keep_statistics=True)
+    with keeping([place]):
+        page = page_of(place, report)
+    print_lines(console, claim_lines(findings, measured.probed.name, console.width, details=details))
+    line = f"{len(runs)} runs merged: {measured.probed.name}, {measured_line(findings.facts[measured.probed.name])}"
+    print_closing(console, line, place, page)
+    return 0
+
+
+def _with_draws(
+    measured: "Measurement",
+    predictions: "list[Prediction]",
+    model: str | None,
+    device: str | None,
+    allow_pickle: bool,
+    allow_remote_code: bool,
+) -> "Measurement":
+    """Measure the draws of the matched baseline, on the windows of all texts."""
+    from ..probing.inside.loading import load, locate
+    from ..probing.inside.weights_hash import weights_hash
+    from ..probing.passes.nulls import matched_of
+    from ..probing.run_probe import chosen, matched_draws
+
+    options = measured.merge_data.options
+    source, revision = (options["model"], options["revision"]) if model is None else (model, None)
+    located = locate(source, revision=revision, allow_pickle=allow_pickle, allow_remote_code=allow_remote_code)
+    if weights_hash(located) != measured.facts["weights_sha256"]:
+        problem = f"{source} has other weights than the runs, whose draws it is to measure"
+        raise InputValueError("merge", "--model", problem, "Name the model of the runs, or probe with --draws 0.")
+    loaded = load(
+        source, revision=revision, device=device, dtype=options["dtype"], allow_pickle=allow_pickle,
+        allow_remote_code=allow_remote_code,
+    )  # fmt: skip
+    matched = matched_of(chosen(predictions), draws=options["draws"], baseline=options["baseline"])
+    values = matched_draws(loaded.model, measured.merge_data.windows, matched, measured.probed, options["draws"])
+    if isinstance(values, str):
+        return measured._replace(facts={**measured.facts, "without_matched": values})
+    return measured._replace(matched=values[0], rescaled=values[1])
