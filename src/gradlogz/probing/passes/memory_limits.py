@@ -35,7 +35,7 @@ def check_memory(
     """
     size = matrix_bytes(architecture, predictions)
     if baseline:
-        size += matrix_bytes(architecture, [p for p in predictions if p.baseline != "weights"])
+        size += matrix_bytes(architecture, [p for p in predictions if p.baseline == "statistics"])
     if size < LARGE:
         return ""
     memory = memory_of(next(model.parameters()).device)

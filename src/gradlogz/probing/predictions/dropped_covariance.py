@@ -20,7 +20,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, beyond_the_null, conclude, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, TEST_DETAILS, beyond_the_null, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
@@ -95,6 +95,7 @@ DECLARATION = Declaration(
     details={
         LENGTH: Label("partial correlation given the number of visible keys alone", null="permuted-token null"),
         "largest": Label("largest partial correlation of a layer", null="permuted-token null"),
+        **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "The model has no output layer that predicts the next token, or its loss is constant."},
 )
@@ -180,15 +181,15 @@ def verdict(findings: list[Finding]) -> Judgement:
 
     ruled = judge(of_model, PARTIAL, lambda f: beyond_the_null(f, LEAST))
     rest = [f for f in findings if f not in of_model]
-    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled + rest)
+    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled.findings + rest)
     if not judgement.judged:
         return judgement
-    f = ruled[0]
+    f = ruled.findings[0]
     details = [_detail(LENGTH, g) for g in rest if not g.layer and g.quantity == LENGTH]
     layers = [g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)]
     details += [_detail("largest", max(layers, key=lambda g: g.value))] if layers else []
     ends = {name: getattr(f, name) for name in ("low", "high", "null_low", "null_high")}
-    return judgement._replace(**ends, details=tuple(details))
+    return judgement._replace(**ends, details=(*details, *judgement.details))
 
 
 def _detail(key: str, f: Finding) -> Detail:
@@ -328,6 +329,4 @@ def _correlation(totals: Float[Tensor, "r l 49"], controls: int) -> Float[Tensor
     return torch.where(empty, math.nan, left[..., 0, 1] / spread.sqrt()).clamp(-1.0, 1.0)
 
 
-PREDICTION = Prediction(
-    __name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120, baseline="weights"
-)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120)

@@ -247,4 +247,4 @@ def _side(W: Float[Tensor, "*v h D d"]) -> Float[Tensor, "*v D hd"]:
     return W.transpose(-3, -2).flatten(-2)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=50, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=50)

@@ -6,7 +6,7 @@ Comoments       matrices in eight groups of documents; GroupMoments, jackknife, 
 Histogram       counts between fixed edges; quantiles
 Sample          the tokens with the smallest hashes
 Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, p_values, facing,
-                benjamini_hochberg; prediction_band of one more draw
+                benjamini_hochberg, majority_p_value; prediction_band of one more draw
 merge           two states into one
 """
 
@@ -16,6 +16,7 @@ from .estimates import (
     benjamini_hochberg,
     facing,
     interval_of,
+    majority_p_value,
     median_estimate,
     p_values,
     prediction_band,
@@ -76,6 +77,7 @@ __all__ = [
     "Estimate",
     "interval_of",
     "benjamini_hochberg",
+    "majority_p_value",
     "p_values",
     "facing",
     "prediction_band",
