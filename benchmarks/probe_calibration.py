@@ -79,7 +79,14 @@ DOCUMENTS, LENGTH, TOPICS, DRAWS = 64, 40, 8, 20
 WIDE = 256
 FIRST = 1000  # the first seed: bounds and planted settings were chosen with seeds below 1000
 WORDS, DISTINCT = 20_000, 4000  # distinct keys, for models whose keys are drawn one by one
-ROTATIONS = "link, rotation null"  # heads above and below the rotation null, beside the claim
+UNRELATED = "ascent", "tie", "expansion", "feed_forward_hopfield", "entropy", "dropped_covariance"
+ANY = "any of these"  # random models should have no verdict on any of UNRELATED
+# Heads that are counted beside a claim: above and below the rotation null; compatible with a claim that is only refuted
+BESIDE = {
+    "link": ("link, rotation null", "above_rotations", "below_rotations"),
+    "gaussian_measure": ("gaussian_measure, compatible", "compatible", ""),
+    "mixture": ("mixture, compatible", "compatible", ""),
+}
 
 
 def random_model(family: str, seed: int) -> torch.nn.Module:
@@ -242,11 +249,12 @@ def judged(claim: str, rows: list[list[Any]]) -> dict[str, dict[str, Any]]:
     verdicts["inconclusive"] += max(judgement.judged - decided, 0)  # layers that count without a value
     counted = {"model": judgement.verdict, "rows": verdicts, "values": [f.value for f in of_claim]}
     results = {claim: counted}
-    sides = {detail.key: detail for detail in judgement.details}
-    if claim == "link" and sides:
-        above, below = (sides[f"{side}_rotations"].count or 0 for side in ("above", "below"))
-        counts = {"supported": above, "refuted": below, "inconclusive": judgement.judged - above - below}
-        results[ROTATIONS] = {"model": "inconclusive", "rows": Counter(counts), "values": []}
+    details = {detail.key: detail.count or 0 for detail in judgement.details}
+    if claim in BESIDE and details:
+        name, *keys = BESIDE[claim]
+        one, other = (details.get(key, 0) for key in keys)
+        counts = {"supported": one, "refuted": other, "inconclusive": judgement.judged - one - other}
+        results[name] = {"model": "inconclusive", "rows": Counter(counts), "values": []}
     return results
 
 
@@ -299,12 +307,16 @@ def table_of(tasks: list[Task], path: Path) -> dict[str, dict[str, dict[str, Any
         if task not in wanted:
             continue
         setting = f"{task.kind}: {task.name}" + (f": {task.strength:g}" if task.kind == "planted" else "")
-        for claim in (each for name in task.claims for each in judged(name, rows[name]).items()):
+        results = {claim: each for name in task.claims for claim, each in judged(name, rows[name]).items()}
+        if task.kind == "random" and {*UNRELATED} <= {*task.claims}:
+            verdicts = [v for name in UNRELATED if (v := results[name]["model"]) in ("supported", "refuted")]
+            results[ANY] = {"model": (verdicts or ["inconclusive"])[0], "rows": Counter(), "values": []}
+        for claim, result in results.items():
             empty = {"models": Counter(), "rows": Counter(), "values": []}
-            counts = table.setdefault(setting, {}).setdefault(claim[0], empty)
-            counts["models"][claim[1]["model"]] += 1
-            counts["rows"] += claim[1]["rows"]
-            counts["values"] += claim[1]["values"]
+            counts = table.setdefault(setting, {}).setdefault(claim, empty)
+            counts["models"][result["model"]] += 1
+            counts["rows"] += result["rows"]
+            counts["values"] += result["values"]
     for counts in (each for claims in table.values() for each in claims.values()):
         values = [value for value in counts.pop("values") if np.isfinite(value)]
         counts["median value"] = round(float(np.median(values)), 4) if values else None

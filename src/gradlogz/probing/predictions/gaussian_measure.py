@@ -78,7 +78,10 @@ DECLARATION = Declaration(
         "over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query. Expected "
         "for Gaussian keys: the same sums for n Gaussian keys with the same mu and Sigma, for the same query"
     ),
-    refutes=f"Either deficit is above {BOUND:g}.",
+    refutes=(
+        f"Either deficit is above {BOUND:g}, and the attention weights carry at least {INFORMED:g} nats of information "
+        "(log n - entropy)."
+    ),
     method=(
         FORMULAS,
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys. If logits have additive "
@@ -90,8 +93,8 @@ DECLARATION = Declaration(
         "statistics of a Gaussian, so that the expected sums given both are known without any parameter. The deficit "
         "of Gaussian keys is 0 for any number of keys, dimension and logit variance.",
         f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
-        f"{INFORMED:g} nats of information (log n - entropy), and the explained variance expected for Gaussian keys is "
-        f"at least {POWER:g}. They do not support the claim: keys that are random projections of tokens are nearly "
+        f"{INFORMED:g} nats of information, and the explained variance expected for Gaussian keys is at least "
+        f"{POWER:g}. They do not support the claim: keys that are random projections of tokens are nearly "
         "Gaussian, and heads of untrained models are compatible as well.",
         "Nulls: Gaussian keys for explained variances and deficits, whose deficit is 0; the matched baseline for all "
         "other quantities, and beside the deficits, where it is the deficit of randomly oriented matrices.",
@@ -100,9 +103,10 @@ DECLARATION = Declaration(
         f"A deficit of {BOUND:g} is an error of the attended mean of a third of its length beyond sampling error; for "
         "scale, independent Laplace coordinates have 0.12, Student's t with 5 degrees of freedom 0.34 at a logit "
         f"variance of 2 (256 keys, 32 dimensions). With less than {INFORMED:g} nats of information any keys would "
-        f"pass; where Gaussian keys themselves would explain less than {POWER:g}, few keys hold most of the weight and "
-        "little is tested. Both deficits are needed: a single key with most of the attention weight can move the mean "
-        "along Sigma q whatever the distribution of the keys, but the log normaliser is then not that of a Gaussian. "
+        "pass, and rounding errors of nearly equal logits could fail; where Gaussian keys themselves would explain "
+        f"less than {POWER:g}, few keys hold most of the weight and little is tested. Both deficits are needed: a "
+        "single key with most of the attention weight can move the mean along Sigma q whatever the distribution of the "
+        "keys, but the log normaliser is then not that of a Gaussian. "
         "A model is refuted if more than half of its heads are; nothing supports the claim."
     ),
     bounds={
@@ -143,7 +147,7 @@ DECLARATION = Declaration(
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
-        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot be compatible."),
+        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and are not tested."),
         "too_sharp": (
             f"In {{heads:.0f}} heads Gaussian keys would explain less than {POWER:g}; these cannot be compatible."
         ),
@@ -216,8 +220,8 @@ def verdict(findings: list[Finding]) -> Judgement:
 
     def bounds(f: Finding) -> Bounds:
         head = (f.layer, f.call, f.head)
-        testable = information.get(head, 0.0) >= INFORMED and expected.get(head, 0.0) >= POWER
-        return Bounds(BOUND if testable else math.nan, BOUND)
+        informed, explained = information.get(head, 0.0) >= INFORMED, expected.get(head, 0.0) >= POWER
+        return Bounds(BOUND if informed and explained else math.nan, BOUND if informed else math.nan)
 
     judged, fits = refutable(findings, DEFICIT, OF_NORMALIZER, bounds)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]

@@ -92,7 +92,10 @@ DECLARATION = Declaration(
         "K Gaussians, fitted to keys of other documents, K of 1, 2, 4 and 8 by held-out likelihood. Expected: the "
         "same for as many keys drawn from the mixture"
     ),
-    refutes=f"Either deficit is above {BOUND:g}.",
+    refutes=(
+        f"Either deficit is above {BOUND:g}, and the attention weights carry at least {INFORMED:g} nats of information "
+        "(log n - entropy)."
+    ),
     method=(
         FORMULAS,
         f"Rows: at most {ROWS} with at least {FEWEST} visible keys, and {DRAWN} keys drawn from each, in the frame of "
@@ -164,7 +167,7 @@ DECLARATION = Declaration(
             "No attention layer exposes enough queries and keys whose products are its logits and whose rotations are "
             "known."
         ),
-        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot be compatible."),
+        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and are not tested."),
         "unexplained": (
             f"In {{heads:.0f}} heads the mixture explains less than {POWER:g} of the attended mean; these cannot "
             "be compatible."
@@ -222,10 +225,10 @@ def verdict(findings: list[Finding]) -> Judgement:
     explained = [f.value for f in findings if f.quantity == EXPLAINED]
 
     def bounds(f: Finding) -> Bounds:
-        informed, share = (by_head.get((name, f.layer, f.call, f.head)) for name in (INFORMATION, EXPLAINED))
-        testable = informed is not None and share is not None
-        testable = testable and informed.value >= INFORMED and share.value >= POWER  # type: ignore[union-attr]
-        return Bounds(BOUND if testable else math.nan, BOUND)
+        held, share = (by_head.get((name, f.layer, f.call, f.head)) for name in (INFORMATION, EXPLAINED))
+        informed = held is not None and held.value >= INFORMED
+        explained = share is not None and share.value >= POWER
+        return Bounds(BOUND if informed and explained else math.nan, BOUND if informed else math.nan)
 
     judged, fits = refutable(findings, DEFICIT, OF_NORMALIZER, bounds)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]
