@@ -177,6 +177,7 @@ def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
     texts = {
         "kind": KINDS_EXPLAINED.get(declared.kind, declared.kind),
         "definition": declared.formula,
+        "reason for the null": declared.null_reason,
         **({} if declared.kind == DESCRIPTIVE else conditions),
         "decision rule": declared.decision_rule,
         "bounds": " ".join(f"{number}: {reason}" for number, reason in declared.bounds.items()),

@@ -106,6 +106,11 @@ DECLARATION = Declaration(
         RADIAL: Quantity("1", "ΔG(D − T) / ΔG(D)"),
     },
     statistic="median excess of the gain over permuted updates",
+    null_reason=(
+        f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy their "
+        "direction, which the claim is about. What all tokens receive alike is subtracted before. The scale "
+        "of the weights cancels in the ratio, so that no untrained model is needed."
+    ),
     null="random-rotation null",
     unit="attention layer",
     outcomes=("ascend", "descend"),

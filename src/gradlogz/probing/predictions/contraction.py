@@ -118,6 +118,10 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     statistic="median share of the excess spread that the norm takes back",
+    null_reason=(
+        f"The share has none. Its correlation is compared with {DRAWS} rotations of the updates, and the "
+        "spread with updates of other tokens."
+    ),
     null="",
     bounds={
         f"{HALF:g}": "More than half of the excess spread is gone after the norm: most of it is taken back.",

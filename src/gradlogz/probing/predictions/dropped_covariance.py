@@ -90,6 +90,10 @@ DECLARATION = Declaration(
         PLAIN: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss)"),
     },
     statistic="partial correlation of log variance of attended values with next-token loss",
+    null_reason=(
+        "The loss is paired with the variance at another token of the same text, which keeps both "
+        "distributions and the differences between texts, and destroys the pairing."
+    ),
     null="permuted-token null",
     unit="",
     details={

@@ -118,6 +118,11 @@ DECLARATION = Declaration(
     },
     references=("xiao24", "gu25", "berger82"),
     statistic="median normalised entropy",
+    null_reason=(
+        "The matched baseline (20 draws by default) keeps tokens and spectra, because entropy follows the "
+        "scale of the weights; the second null keeps the variance of the logits of every row, because it "
+        "follows that, too. Untrained weights have another scale and are no null."
+    ),
     null="matched baseline",
     outcomes=("have lower entropy than both nulls", "higher"),
     details={

@@ -138,6 +138,10 @@ DECLARATION = Declaration(
         **dict.fromkeys((VOLUME_EXCESS, ALONG["volume excess"]), _OF_VOLUME),
     },
     statistic="median expansion relative to a dilation of equal length",
+    null_reason=(
+        f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy the "
+        "relation of an update to its token. The divergence of such maps is 0 on average."
+    ),
     null="random-rotation null",
     unit="attention sublayer",
     outcomes=("expand", "contract"),

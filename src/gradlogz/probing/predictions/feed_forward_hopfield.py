@@ -115,6 +115,11 @@ DECLARATION = Declaration(
     },
     references=("shim22", "hopfield82", "krotov16", "gerstner25"),
     statistic="median cosine of feed-forward updates and gradients of the tied layer",
+    null_reason=(
+        "Permutations of the units keep the vectors, the activations and the norms, and destroy the pairing "
+        f"of reading and output vectors; rotations of the updates keep their norms. {DRAWS} of each, and the "
+        "wider band counts."
+    ),
     null="unit-permutation null",
     bounds={
         f"{LEAST:g}": DERIVATION,

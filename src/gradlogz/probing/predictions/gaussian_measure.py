@@ -138,6 +138,12 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     statistic="median deficit of the explained variance of the attended mean",
+    null_reason=(
+        "Gaussian keys, given mean and covariance, are the claim itself, and their expected sums are known "
+        "without draws: the deficit is measured from them, and its null is 0. The matched baseline, shown as "
+        "the null, is the deficit of randomly oriented heads of equal spectra; it takes no part in the "
+        "verdict."
+    ),
     null="matched baseline",
     details={
         EXPLAINED: Label("median explained variance of the attended mean", null="Gaussian keys"),

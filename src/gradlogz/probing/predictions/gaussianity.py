@@ -153,6 +153,11 @@ DECLARATION = Declaration(
     },
     references=("sun24", "anderson54", "mardia74"),
     statistic="rank correlation of depth and excess of the max-sliced W²",
+    null_reason=(
+        f"Excesses are compared with {DRAWS} Gaussian samples over the same documents. The trend has no null: "
+        "neighbouring depths are alike, so that a random order of depths is none, and the trend of one "
+        "untrained model moves with its seed."
+    ),
     unit="",
     details={
         CLEANED: Label("median excess", "{:.3f}", "Gaussian samples"),

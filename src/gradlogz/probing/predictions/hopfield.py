@@ -81,6 +81,10 @@ DECLARATION = Declaration(
     },
     references=("ramsauer20",),
     statistic=f"median share of keys that hold {100 * MASS:g} % of the weight",
+    null_reason=(
+        "The share follows the scale of the logits: the matched baseline (20 draws by default) keeps tokens "
+        "and spectra."
+    ),
     null="matched baseline",
     details={
         name: Label(f"{share} ({name})")

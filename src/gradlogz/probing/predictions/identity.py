@@ -58,6 +58,7 @@ DECLARATION = Declaration(
             f"{LIMIT**2:,.0f} keys. A layer that is captured wrongly has errors of 1/eps units, millions."
         )
     },
+    null_reason=("The identity holds for any weights: there is nothing to compare with."),
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
     statistic="largest error",
     number="{:.3g} rounding units",

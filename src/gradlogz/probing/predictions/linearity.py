@@ -79,6 +79,10 @@ DECLARATION = Declaration(
     },
     references=("razzhigaev24",),
     statistic="median held-out R² of an affine fit",
+    null_reason=(
+        "None for held-out values: 0 is that of an update unrelated to the input. Untrained maps of small "
+        "weights are nearly affine, so that no value is evidence of training."
+    ),
     unit="feed-forward sublayer",
     details={
         SCORE: Label("median linearity score with residual"),

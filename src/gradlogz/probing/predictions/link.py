@@ -115,6 +115,10 @@ DECLARATION = Declaration(
     interesting="A correlation of 0.8 supports, one of 0 refutes; one of 0.2 is above the rotation null.",
     power=planted_power("link"),
     statistic="median cosine of the logits with those of the linear link",
+    null_reason=(
+        "Rotations of the queries in white coordinates keep their distribution and destroy their relation to "
+        "the own key. The variance over all rotations is known, so that nothing is drawn."
+    ),
     null="random-rotation null",
     details={
         "above_rotations": Label("heads above the random-rotation null"),

@@ -150,6 +150,10 @@ DECLARATION = Declaration(
     interesting="A deficit of 0.2: that of Gaussian keys with log lengths of standard deviation 0.3.",
     power=planted_power("mixture"),
     statistic="median deficit of the explained variance of the attended mean",
+    null_reason=(
+        "Keys drawn from the fitted mixture, as many as the row has, are the claim itself: the deficit is "
+        "measured from them, and its null is 0."
+    ),
     null="keys of the mixture",
     details={
         EXPLAINED: Label("median explained variance of the attended mean", null="keys of the mixture"),

@@ -147,6 +147,10 @@ DECLARATION = Declaration(
         RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
     },
     statistic="median change of log pair energy by attention",
+    null_reason=(
+        f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy their "
+        "relation to the tokens; the reversed update shows that the sign matters."
+    ),
     null="random-rotation null",
     unit="attention layer",
     number="{:.3f}",

@@ -92,6 +92,7 @@ DECLARATION = Declaration(
     },
     references=("saponati25",),
     statistic="median symmetry score",
+    null_reason=("200 rotations keep the spectrum of the matrix and destroy the relation of its sides."),
     null="random-rotation null",
     unit="attention layer",
     correction="",

@@ -109,6 +109,11 @@ DECLARATION = Declaration(
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     statistic="median weighted cosine of OV and transposed QK matrices",
+    null_reason=(
+        "Rotations of the updates keep the spectra of both matrices and destroy their relation. Mean and "
+        "variance over all rotations are known, so that nothing is drawn; a cosine does not depend on the "
+        "scale of the weights."
+    ),
     null="random-rotation null",
     outcomes=("are aligned", "are opposed"),
     details={

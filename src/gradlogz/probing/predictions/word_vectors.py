@@ -112,6 +112,10 @@ DECLARATION = Declaration(
     },
     references=("arora16", "shim22"),
     statistic="median sd of log Z over random contexts, relative to logits",
+    null_reason=(
+        "Independent vectors of random directions with the norms of the word vectors: isotropic by "
+        "construction, as finite in number."
+    ),
     null="isotropic null",
     bounds={
         f"{BOUND:g}": "[arora16] report that most partition functions lie within a tenth of their mean.",
