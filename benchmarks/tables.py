@@ -522,7 +522,7 @@ EFFECTS = {
     "gaussian_measure": Effect(
         "heavy",
         "inverse of the degrees of freedom of Student's t distribution of the keys (0: Gaussian)",
-        "independent keys of 32 dimensions, logit variance 2, 32 documents of 256 tokens",
+        "independent keys of 32 dimensions, logit variance 2, 128 documents of 256 tokens",
     ),
     "pair_energy": Effect(
         "attending", "step size", "ALBERTs of one head that satisfy the theorem, 64 documents of 40 tokens"

@@ -147,7 +147,7 @@ def in_two_clusters(source, shape):
 
 @pytest.mark.parametrize("draw", [student, of_random_length, in_two_clusters])
 def test_other_keys_are_refuted(draw):
-    found = judged(gaussian_measure, DrawnKeys(draw, 32, 2.0), token_batches(20_000, length=256, padded=False))
+    found = judged(gaussian_measure, DrawnKeys(draw, 32, 2.0), token_batches(20_000, rows=8, length=256, padded=False))
     assert found.verdict == "refuted", found
     assert found.value > 0.2
 

@@ -157,7 +157,7 @@ def of_random_length(source, shape):
 
 
 def planted(draw, variance):
-    return judged(mixture, DrawnKeys(draw, 32, variance), token_batches(20_000, length=256, padded=False))
+    return judged(mixture, DrawnKeys(draw, 32, variance), token_batches(20_000, rows=8, length=256, padded=False))
 
 
 @pytest.mark.parametrize("variance", [1.0, 4.0])
@@ -174,7 +174,7 @@ def test_two_clusters_are_compatible_with_two_components_and_are_no_gaussian():
     details = details_of(found)
     assert details["components"].value == 2
     assert [details[f"within_{K}"].count for K in COMPONENTS] == [0, 4, 4, 4]
-    batches = token_batches(20_000, length=256, padded=False)
+    batches = token_batches(20_000, rows=8, length=256, padded=False)
     assert judged(gaussian_measure, DrawnKeys(in_two_clusters, 32, 2.0), batches).verdict == "refuted"
 
 
@@ -209,7 +209,7 @@ def test_keys_whose_distribution_is_that_of_the_document_are_refuted():
         again = attend(call.query, key, call.value, attn_mask=call.attn_mask, scale=call.scale)
         return event._replace(call=call._replace(key=key), attention=again)
 
-    batches = token_batches(20_000, length=256, padded=False)
+    batches = token_batches(20_000, rows=8, length=256, padded=False)
     found = judged(mixture, DrawnKeys(normal, 32, 1.0), batches, change=of_document)
     assert found.verdict == "refuted", found
 
@@ -218,7 +218,9 @@ def test_where_weights_are_even_or_keys_few_nothing_is_compatible():
     found = judged(mixture, encoder(sharpness=0.1), token_batches(VOCABULARY, length=64, rows=8))
     assert found.verdict == "inconclusive", found
     assert remarks_of(found)["too_even"].numbers == {"heads": 8}
-    sharp = judged(mixture, DrawnKeys(of_random_length, 32, 4.0), token_batches(20_000, length=256, padded=False))
+    sharp = judged(
+        mixture, DrawnKeys(of_random_length, 32, 4.0), token_batches(20_000, rows=8, length=256, padded=False)
+    )
     assert (sharp.verdict, details_of(sharp)["compatible"].count) == ("inconclusive", 0)
     assert "unexplained" in remarks_of(sharp)
     few = judged(mixture, encoder(), token_batches(VOCABULARY, length=32, rows=1))

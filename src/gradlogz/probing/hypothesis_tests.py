@@ -120,15 +120,23 @@ def refutable(
     A head is refuted if either value is above its bound (twice the smaller p-value). It is compatible, which is
     counted, if both are below (the larger p-value): untrained heads may be, too, so that nothing is supported.
     """
-    first, second = (judge(findings, name, bounds, small=True) for name in (quantity, other))
-    index = {_head(f): i for i, f in enumerate(f for f in findings if f.quantity == other)}
-    places = [index[_head(f)] for f in findings if f.quantity == quantity]
-    refutes = (2 * torch.minimum(first.refutes, second.refutes[places])).clamp(max=1.0)
-    compatible = benjamini_hochberg(torch.maximum(first.supports, second.supports[places]))
+    rows = [f for f in findings if f.quantity == quantity]
+    beside = {_head(f): f for f in findings if f.quantity == other}
+    pairs = rows, [beside.get(_head(f), f) for f in rows]  # a layer without values has one row of one quantity
+    limits = [[bounds(f) for f in each] for each in pairs]
+    below, above = (
+        torch.stack(
+            [_p_values(f, [getattr(b, name) for b in each], side) for f, each in zip(pairs, limits, strict=True)]
+        )
+        for name, side in (("supports", -1.0), ("refutes", 1.0))
+    )
+    refutes = (2 * above.amin(0)).clamp(max=1.0)
+    compatible = benjamini_hochberg(below.amax(0))
     never = torch.full_like(refutes, math.nan)
-    judged = Judged(_ruled(findings, quantity, never, refutes), never, refutes, first.detectable)
-    rows = _applicable(judged.findings, quantity)
-    return judged, Detail(COMPATIBLE, count=int(compatible.sum()), total=len(rows))
+    detectable = _detectable(rows, [b._replace(supports=math.nan) for b in limits[0]], -1.0)
+    judged = Judged(_ruled(findings, quantity, never, refutes), never, refutes, detectable)
+    total = len(_applicable(judged.findings, quantity))
+    return judged, Detail(COMPATIBLE, count=int(compatible.sum()), total=total)
 
 
 def _head(f: Finding) -> tuple[str, int, int | None]:
