@@ -134,7 +134,7 @@ def test_gaussian_keys_of_finite_number_are_compatible(size, variance):
 
 
 def student(source, shape):
-    return source.standard_t(5, shape) / math.sqrt(5 / 3)
+    return source.standard_t(4, shape) / math.sqrt(2)
 
 
 def of_random_length(source, shape):

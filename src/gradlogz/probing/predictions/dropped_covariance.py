@@ -82,7 +82,7 @@ DECLARATION = Declaration(
             f"{(2 * LEAST) ** 2:.0%} of the variance of the loss that the controls leave."
         )
     },
-    interesting=f"A partial correlation of {2 * LEAST:g}.",
+    interesting=f"A partial correlation of {2 * LEAST:g}, and of {-4 * LEAST:g} in refutation.",
     power=planted_power("dropped_covariance"),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss | log n, log f, previous loss)"),

@@ -101,7 +101,10 @@ DECLARATION = Declaration(
         f"{SINK:g} (alert)": "The weight on the first key above which [gu25] count a head as a sink.",
         f"{LOGIT:g} (alert)": "The logit at which [kimi25] clip queries and keys in training.",
     },
-    interesting="Any significant difference to both nulls; there is no bound.",
+    interesting=(
+        "Heads whose query and key matrices have a cosine of 0.75, planted: their normalised entropy is 0.2 to 0.4 "
+        "below both nulls. There is no bound; the difference that a run detects is beside its verdict."
+    ),
     power=planted_power("entropy"),
     quantities={
         ENTROPY: Quantity("share of log n", "H / log n"),
