@@ -1,7 +1,7 @@
 """Extreme but legal values stay exact: huge logits, tiny weights, far or masked or many points, many dimensions.
 
 The oracle sums in extended precision after an exact shift of the points. A row without mass has G = -inf and mean,
-covariance, entropy, relative entropy, divergence and all gradients 0, never NaN.   [theory 11, property 7]
+covariance, entropy, relative entropy, divergence and all gradients 0, never NaN.
 """
 
 import math

@@ -212,3 +212,12 @@ def test_other_distributions_are_refused(p):
 def test_laws_that_torch_does_not_have_are_refused(h):
     with pytest.raises(TypeError, match=f"^to_distribution: .*{type(h).__name__}"):
         gz.measures.to_distribution(h, torch.zeros(3))
+
+
+def test_a_query_of_size_one_serves_all_members():
+    one = torch.zeros(1, 3, dtype=torch.float64)
+    df, rate = torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
+    wishart = gz.Wishart(df, torch.eye(2, dtype=torch.float64).expand(3, 2, 2))
+    close(gz.measures.to_distribution(wishart, one).mean, df[:, None, None] * torch.eye(2, dtype=torch.float64))
+    gamma = gz.Gamma(df[:, None].expand(3, 3), rate)
+    close(gz.measures.to_distribution(gamma, one).mean, df[:, None].expand(3, 3))

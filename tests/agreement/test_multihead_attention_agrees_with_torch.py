@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from gradlogz import MultiheadAttention, attend
 
@@ -198,6 +199,19 @@ def test_a_converted_layer_shares_the_parameters():
     assert not ours.out_proj.weight.requires_grad
     given = operands(ours, "batch first", torch.float32)
     torch.testing.assert_close(ours(*given)[0], theirs(*given)[0], rtol=0, atol=1e-5)
+
+
+def test_a_converted_layer_keeps_hooks_and_parametrizations():
+    theirs = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    parametrizations.spectral_norm(theirs.eval(), "in_proj_weight")
+    theirs.out_proj.register_forward_hook(lambda module, inputs, output: output + 1.0)
+    ours, x = MultiheadAttention.from_torch(theirs), torch.randn(B, M, E, dtype=torch.float64)
+    expected = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for target, source in ((expected, theirs), (expected.out_proj, theirs.out_proj)):
+            for name, parameter in target.named_parameters(recurse=False):
+                parameter.copy_(getattr(source, name))
+    torch.testing.assert_close(ours(x, x, x)[0], expected(x, x, x)[0] + 1.0, rtol=0, atol=1e-12)
 
 
 def test_the_statistics_are_those_of_each_head():

@@ -1,4 +1,4 @@
-"""Draws from P_eta have its mean and covariance, and its distribution function where scipy has one.   [theory 11]"""
+"""Draws from P_eta have its mean and covariance, and its distribution function where scipy has one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Attention, its masks and its gradients are those of scaled_dot_product_attention.   [theory 11, statement 19]"""
+"""Attention, its masks and its gradients are those of scaled_dot_product_attention."""
 
 import math
 

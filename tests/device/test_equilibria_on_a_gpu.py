@@ -36,7 +36,7 @@ def test_particles_and_spins_are_drawn_there():
     machine = gz.dynamics.boltzmann_machine(W, torch.zeros(6, device="cuda"), torch.zeros(3, device="cuda"))
     generator = torch.Generator("cuda").manual_seed(0)
     draws = machine.chain(torch.zeros(50_000, 6, device="cuda"), 20, generator=generator).x[-1]
-    law = gz.dynamics.visible_law(machine)
+    law = gz.dynamics.visible_distribution(machine)
     second = (law.points.mT * law.log_weights.softmax(-1)) @ law.points  # means are 0 by symmetry
     torch.testing.assert_close(draws.mT @ draws / len(draws), second, rtol=0, atol=0.03)
     h, eta = gz.Gaussian(torch.zeros(2, device="cuda"), torch.eye(2, device="cuda")), torch.ones(2, device="cuda")

@@ -31,6 +31,17 @@ def run(cloud=x, ascent=None, **options):
 ERRORS = [
     (ValueError, "evolve: cloud", "[*b,", lambda: run(x[0])),
     (ValueError, "evolve: cloud", "[*b,", lambda: run(x[:0])),
+    (ValueError, "evolve: cloud", "[*b,", lambda: run(x.expand(0, *x.shape))),
+    *(
+        (ValueError, f"evolve: {name}", "batch", lambda name=name: run(ascent=Ascent(**{name: torch.ones(3)})))
+        for name in ("beta", "tau")
+    ),
+    (
+        ValueError,
+        "evolve: beta",
+        "batch",
+        lambda: run(ascent=Ascent(beta=torch.ones(3, dtype=x.dtype), keys=Gaussian(x[0], torch.eye(len(x[0])).to(x)))),
+    ),
     (
         ValueError,
         "evolve: B",

@@ -69,6 +69,14 @@ ERRORS = [
         lambda: VectorSpins(points, pair, zeros).mean_field(zeros[:1]),
     ),
     (TypeError, "VectorSpins.exact: measure", "Empirical", lambda: VectorSpins(gaussian, pair, zeros).exact()),
+    (
+        TypeError,
+        "VectorSpins.exact: measure",
+        "weights",
+        lambda: VectorSpins(
+            Empirical(points.points, torch.zeros(2, len(points.points)).to(zeros)), pair, zeros
+        ).exact(),
+    ),
     (ValueError, "VectorSpins.exact: measure", "states", many.exact),
 ]
 

@@ -11,6 +11,25 @@ unit = Gaussian(torch.zeros(2, dtype=torch.float64), two)
 
 ERRORS = [
     (
+        TypeError,
+        "Gibbs: h",
+        "measure",
+        lambda: Gibbs(two, Empirical(two)),
+    ),
+    *(
+        (ValueError, f"Gibbs.{name}: steps", "least 1", run)
+        for name, run in (
+            ("chain", lambda: Gibbs(Empirical(two), Empirical(two)).chain(two, 0)),
+            ("mean_field", lambda: Gibbs(Empirical(two), Empirical(two)).mean_field(two, steps=0)),
+        )
+    ),
+    (
+        ValueError,
+        "Gibbs: h",
+        "batch",
+        lambda: Gibbs(Empirical(two, torch.zeros(3, 2, dtype=torch.float64)), Empirical(two)).transition(),
+    ),
+    (
         ValueError,
         "Gibbs: h",
         "equal dimensions",

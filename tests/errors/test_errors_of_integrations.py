@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 
 import gradlogz.integrations
-from gradlogz.attention import Thresholds
-from gradlogz.integrations import LoopMonitor, save_checkpoint
+from gradlogz.attention import MonitorRow, Thresholds
+from gradlogz.integrations import LoopMonitor, heat_map, save_checkpoint
 from support.error_form import each_of, refused
 from support.small_trainings import GPT, batches, train
 
@@ -32,6 +32,7 @@ def nowhere_to_save():
 ERRORS = [
     (ImportError, "AccelerateMonitor: accelerate", "installed", without_accelerate),
     (ValueError, "LoopMonitor: save", "save_checkpoint", nowhere_to_save),
+    (ValueError, "heat_map: statistic", "max_logit", lambda: heat_map(MonitorRow(0, {}, ()), "kind")),
 ]
 
 

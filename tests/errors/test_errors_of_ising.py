@@ -12,7 +12,7 @@ from gradlogz.dynamics import (
     gaussian_machine,
     hebbian,
     spin_corners,
-    visible_law,
+    visible_distribution,
     visible_log_likelihood,
 )
 from gradlogz.measures import Gibbs
@@ -96,9 +96,9 @@ ERRORS = [
     ),
     (
         TypeError,
-        "visible_law: machine",
+        "visible_distribution: machine",
         "Spins",
-        lambda: visible_law(Gibbs(point, point)),
+        lambda: visible_distribution(Gibbs(point, point)),
     ),
 ]
 

@@ -110,9 +110,9 @@ def frozen():
         model(ids)
 
 
-def many_at_once():
+def many_at_once(context):
     model = GPT()
-    with monitor(model):
+    with context(model):
         torch.func.vmap(lambda each: model.eval()(each[None]))(ids)
 
 
@@ -247,7 +247,13 @@ ERRORS = [
         NotImplementedError,
         "monitor: model",
         "outside",
-        many_at_once,
+        lambda: many_at_once(monitor),
+    ),
+    (
+        NotImplementedError,
+        "observe: model",
+        "outside",
+        lambda: many_at_once(observe),
     ),
     (RuntimeError, "observe: model", "reentrant", checkpointed),
     (ImportError, "register: transformers", "installed", without_transformers),

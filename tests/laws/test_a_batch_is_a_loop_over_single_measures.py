@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from gradlogz import Empirical, Mixture
 from support.measure_agreement import scales
 from support.measure_registry import NAMES, case
 from support.scales import close
@@ -90,3 +91,13 @@ def test_nothing_broadcasts_from_the_right(name):
         measure.mean(eta.new_zeros(batch + 1, batch, d))  # a batch in the place of the queries
     with pytest.raises(ValueError, match="query dimensions"):
         measure.kl(eta, eta[:, 0])  # one per measure beside several
+
+
+def test_points_that_components_share_are_the_atoms_of_each():
+    """Components with weights of their own on points of size 1: k n atoms, by sums over all of them."""
+    points, log_w, eta = torch.randn(1, 4, 2).double(), torch.randn(3, 4).double(), torch.randn(5, 2).double()
+    log_pi = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    h = Mixture(log_pi, Empirical(points, log_w))
+    p = (log_pi[:, None] + log_w + (eta @ points[0].mT)[:, None]).exp()  # [m, k, n]
+    p = p / p.sum((-2, -1), keepdim=True)
+    close(h.expect(lambda x: x**3, eta), p.sum(-2) @ points[0] ** 3, 10.0)

@@ -86,7 +86,7 @@ def test_autocast_and_accumulated_gradients_are_bit_identical(name):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at it
-@pytest.mark.parametrize("how", ["wrapped", "in place", "a block"])
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a block", "forward", "forward of a block"])
 def test_a_compiled_model_is_bit_identical(how):
     found = []
     for monitored in (False, True):
@@ -97,8 +97,11 @@ def test_a_compiled_model_is_bit_identical(how):
             call = torch.compile(model, backend="aot_eager")
         elif how == "in place":
             model.compile(backend="aot_eager")
-        else:
+        elif how == "a block":
             model.blocks[0].compile(backend="aot_eager")
+        else:
+            part = model if how == "forward" else model.blocks[0]
+            part.forward = torch.compile(part.forward, backend="aot_eager")
         torch.manual_seed(1)
         context = gradlogz.monitor(call, every=2, thresholds=QUIET) if monitored else contextlib.nullcontext()
         with context as m:
@@ -108,6 +111,37 @@ def test_a_compiled_model_is_bit_identical(how):
     assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1]), "buffers too"
     assert list(m.row().layers) == ["blocks.0.attention", "blocks.1.attention"]
     assert [h.rows for h in m.row().layers.values()] == [3 * TOKENS] * 2
+
+
+class MaskedAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        q, k = (p(x).unflatten(-1, (4, 4)).transpose(1, 2) for p in (self.query, self.key))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_empty_batch_adds_no_rows(masked):
+    """As where a router sends no token to an expert: alone a row without numbers, beside another pass no change."""
+    layer = MaskedAttention()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def run(size):
+        mask = torch.ones(size, 1, 1, 5, dtype=torch.bool) if masked else None
+        layer(torch.randn(size, 5, 16), mask).sum().backward()
+
+    with gradlogz.monitor(layer, every=1, thresholds=QUIET) as m:
+        run(0)
+        optimizer.step()
+        assert (m.row().layers[""].rows, m.row().alerts) == (0, ())
+        run(0)
+        run(3)
+        optimizer.step()
+    assert m.row().layers[""].rows == 3 * 5
+    assert bool(m.row().layers[""].entropy.mean.isfinite().all())
 
 
 def test_recomputed_checkpoints_are_counted_once():

@@ -116,7 +116,7 @@ def test_clouds_of_the_null_have_the_law_of_a_sample_given_its_moments():
 def test_another_law_may_be_the_null():
     law = GaussianCloud(torch.zeros(2, dtype=F64), torch.diag(torch.tensor([4.0, 1.0], dtype=F64)))
     cloud = law.sample(50, generator=generator()).expand(TRIALS, 50, 2)
-    band = null_band("effective_rank", cloud[0], law=law, level=0.9, draws=399, generator=generator(1))
+    band = null_band("effective_rank", cloud[0], gaussian=law, level=0.9, draws=399, generator=generator(1))
     others = GaussianCloud(law.mean.expand(TRIALS, 2), law.covariance.expand(TRIALS, 2, 2)).sample(
         50, generator=generator(2)
     )

@@ -193,6 +193,20 @@ def test_gaussian_keys_on_the_sphere_obey_the_secular_equation(radius):
     assert bool((h.log_normalizer(around) <= value + 1e-12).all()), "the highest point of the sphere"
 
 
+@pytest.mark.parametrize("along", [0.0, 1e-200, 1e-14, -1e-14])
+def test_a_mean_across_the_main_axis_has_a_fixed_point_on_the_sphere(along):
+    """lambda = lambda_max: the main axis makes up for the length that the other coordinates lack."""
+    mu, Sigma = torch.tensor([0.1, along], dtype=F64), torch.diag(torch.tensor([1.0, 2.0], dtype=F64))
+    side = -1.0 if along < 0 else 1.0
+    expected = torch.tensor([0.1, side * 0.99**0.5], dtype=F64)  # (lambda - 1) x_1 = 0.1, |x| = 1
+    close(secular_equilibrium(mu, Sigma), expected, scale=10.0)
+
+
+def test_a_long_mean_across_the_main_axis_is_its_own_direction():
+    mu, Sigma = torch.tensor([3.0, 0.0], dtype=F64), torch.diag(torch.tensor([1.0, 2.0], dtype=F64))
+    close(secular_equilibrium(mu, Sigma), torch.tensor([1.0, 0.0], dtype=F64), scale=10.0)
+
+
 def test_cold_patterns_are_all_places_of_rest():
     patterns = torch.nn.functional.normalize(drawn(10, 6, 12), dim=-1)
     found = equilibrium(

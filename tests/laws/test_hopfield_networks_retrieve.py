@@ -107,3 +107,10 @@ def test_the_layer_learns_its_patterns():
     one = HopfieldRetrieval(layer.patterns.detach(), beta=4.0)
     expected = (4.0 * target @ one.patterns.mT).softmax(-1) @ one.patterns
     torch.testing.assert_close(one(target), expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4), (0, 3, 4)])
+def test_no_states_retrieve_nothing(shape):
+    patterns, state = drawn(1, 5, 4).expand(*shape[:-2], 5, 4), torch.zeros(shape, dtype=F64)
+    assert retrieve(state, patterns).state.shape == shape
+    assert hopfield_energy(state, patterns).shape == shape[:-1]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ import gradlogz
 from gradlogz.attention import Thresholds
 from gradlogz.attention.in_models import interception
 from gradlogz.integrations import LoopMonitor, heat_map, lower_learning_rate, save_checkpoint, stop
+from gradlogz.integrations.head_maps import write_heads
 from support.small_trainings import GPT, batches, train
 
 # Libraries warn of their own changes; ours must pass through.
@@ -437,6 +439,22 @@ def test_a_heat_map_is_dark_where_a_statistic_is_large():
     brightness = image[0, ::16, ::16]
     assert torch.equal(brightness.flatten().argsort(descending=True), values.flatten().argsort())
     assert (brightness.max(), brightness.min()) == (1.0, pytest.approx(0.05))
+
+
+def test_a_heat_map_is_grey_where_a_layer_lacks_a_statistic():
+    """Layers that call softmax themselves have no norms; a model without softmax has an empty image."""
+    model = GPT()
+    with gradlogz.monitor(model, every=1) as m:
+        train(model, batches(1))
+    first, second = m.row().layers.values()
+    row = m.row()._replace(layers={"one": first, "two": second._replace(key_norm=None)})
+    image = heat_map(row, "key_norm")
+    assert image.shape == heat_map(m.row(), "key_norm").shape
+    assert bool((image[:, 16:] == torch.tensor(0.6)).all())
+    assert heat_map(row._replace(layers={})).shape == (3, 0, 0)
+    written = []
+    write_heads(SimpleNamespace(add_image=lambda *image: written.append(image)), row._replace(layers={}), 0)
+    assert not written
 
 
 def test_no_library_is_imported_before_its_callback_is_named():

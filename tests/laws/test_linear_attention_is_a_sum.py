@@ -237,3 +237,11 @@ def test_features_may_be_a_function():
     weights = features(q) @ features(k).mT
     close(found.output, weights @ v / weights.sum(-1, keepdim=True), 10.0)
     close(found.log_normalizer, weights.sum(-1).log(), 10.0)
+
+
+def test_values_without_columns_have_a_log_normalizer():
+    q, k = torch.randn(3, 5, 4, dtype=torch.float64), torch.randn(3, 6, 4, dtype=torch.float64)
+    result = linear_attend(q, k, k[..., :0], feature_map="relu")
+    close(result.log_normalizer.exp(), (q.relu() @ k.relu().mT / 2).sum(-1), 10.0)
+    assert result.output.shape == (3, 5, 0)
+    assert result.state.mass.shape == (3, 4)

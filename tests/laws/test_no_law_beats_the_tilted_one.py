@@ -59,4 +59,4 @@ def test_the_tilted_law_has_the_least_relative_entropy_of_all_with_its_mean(name
     best, scale = gz.measures.maximum_entropy(measure, u), scale_of(measure, eta, 0)
     to_law = divergence(q, torch.log_softmax(logits(measure, best.eta.unsqueeze(-2)), -1)).squeeze(-1)
     close(divergence(q, log_w).squeeze(-1), to_law + best.relative_entropy, scale, tolerance=1e-8)
-    close(best.law.mean(torch.zeros_like(u)), u, scale, tolerance=1e-8)
+    close(best.distribution.mean(torch.zeros_like(u)), u, scale, tolerance=1e-8)

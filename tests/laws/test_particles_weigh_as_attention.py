@@ -189,3 +189,9 @@ def test_particles_come_as_often_as_their_weights_say(scheme):
         assert float(apart) < 2
     else:
         torch.testing.assert_close(counts.var(0), 10 * p * (1 - p), rtol=0.05, atol=1e-9)
+
+
+def test_particles_without_mass_estimate_no_mass():
+    nothing = Empirical(torch.randn(4, 2, dtype=F64), torch.full((4,), -torch.inf, dtype=F64))
+    assert float(anneal(nothing, torch.ones(2, dtype=F64)).log_normalizer) == -torch.inf
+    assert bool((resample_ancestors(nothing.log_weights) < 4).all())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlogz import Empirical, Spins, reweight
-from gradlogz.dynamics import Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_law
+from gradlogz.dynamics import Ising, boltzmann_machine, gaussian_machine, hebbian, spin_corners, visible_distribution
 from support.scales import close
 
 F64 = torch.float64
@@ -138,7 +138,10 @@ def test_means_are_stationary_points_of_a_bound_of_the_mass(beta):
 def test_hidden_gaussians_summed_out_leave_the_hebbian_network(beta):
     """The law of the spins is that of the network, and the log masses differ by the diagonal beta tr / 2."""
     patterns, bias, zero = drawn(7, 3, 6).sign(), 0.3 * drawn(8, 6), torch.zeros(6, dtype=F64)
-    law, exact = visible_law(gaussian_machine(patterns, bias, beta=beta)), hebbian(patterns, bias).exact(beta=beta)
+    law, exact = (
+        visible_distribution(gaussian_machine(patterns, bias, beta=beta)),
+        hebbian(patterns, bias).exact(beta=beta),
+    )
     close(law.log_weights - law.log_normalizer(zero), exact.log_weights - exact.log_normalizer(zero), 10.0)
     close(law.log_normalizer(zero), exact.log_normalizer(zero) + beta * 3 / 2, 10.0)
     # One hidden Gaussian by quadrature: ∫ exp(c z) dN(0, 1) = exp(c²/2) with c = sqrt(beta / d) <x_1, x>.
@@ -170,7 +173,7 @@ def test_a_boltzmann_machine_is_a_pair_of_cubes():
         [torch.stack([torch.exp(x @ W @ y + a @ x + c @ y) for y in all_states(3)]) for x in all_states(4)]
     )
     expected = joint.sum(-1) / joint.sum()
-    law = visible_law(machine)
+    law = visible_distribution(machine)
     close(law.log_weights.softmax(-1), expected)
     # The conditional means of either side.
     x, y = all_states(4), all_states(3)

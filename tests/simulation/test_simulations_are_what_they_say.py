@@ -56,7 +56,17 @@ def test_the_looks_are_those_of_one_run():
         seen = found.trajectory.observed[name]
         torch.testing.assert_close(seen, whole.observed[name][times], equal_nan=True, rtol=1e-12, atol=1e-12)
     assert torch.equal(found.frames[-1], whole.cloud[0])
-    assert simulate(dim=2, beta=1.0, tokens=60, steps=20, every=7).trajectory.times.tolist() == [0, 7, 14]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "times"), [(20, 7, [0, 7, 14, 20]), (21, 7, [0, 7, 14, 21]), (5, 7, [0, 5])]
+)
+def test_every_step_is_made_whatever_the_recording_interval(steps, every, times):
+    found = simulate(dim=2, beta=1.0, tokens=60, steps=steps, every=every, seeds=1).trajectory
+    cloud = starts(SimulationSettings(dim=2, tokens=60, seeds=1))
+    whole = evolve(cloud, Ascent(tau=0.5, beta=1.0), contraction="zca", steps=steps)
+    assert (found.times.tolist(), found.step) == (times, steps)
+    torch.testing.assert_close(found.cloud, whole.cloud, rtol=1e-12, atol=1e-12)
 
 
 def test_heads_share_the_coordinates():
@@ -332,3 +342,26 @@ def test_the_sentence_says_what_happened():
 
 def test_every_initial_distribution_has_a_sampler():
     assert tuple(SAMPLERS) == INITIAL
+
+
+@pytest.mark.parametrize("contraction", ["sphere", "rms_norm"])
+def test_the_slope_on_fixed_keys_is_that_of_their_variance(contraction):
+    """Keys on the unit sphere have variance 1/d, on the sphere of radius sqrt(d) variance 1."""
+    run = simulate(
+        tokens=200, dim=16, beta=0.2, contraction=contraction, initial="sphere", keys=20_000, steps=1, seeds=2
+    )
+    measured = run.trajectory.observed["slope"].median(-1).values.tolist()
+    assert curves.weights(run)["slope"].values == pytest.approx(measured, rel=0.05)
+
+
+def test_one_fixed_key_has_no_boundary_of_uniqueness():
+    phases = sweep({"beta": [0.5, 1.0], "tau": [0.1, 0.2]}, engine="process", tokens=10, steps=1, keys=1, dim=2)
+    assert "β diam² = 4" not in [boundary.name for boundary in boundaries(phases)]
+
+
+def test_a_step_that_maps_a_gaussian_to_a_point_has_no_growth_curve():
+    """1 + tau beta = 0: no normalisation restores the cloud, and no mode has a factor."""
+    run = simulate(dim=2, beta=2.0, tau=-0.5, tokens=60, steps=2, seeds=1)
+    assert hermite_growth(3, variance=1.0, beta=2.0, tau=-0.5) == math.inf
+    assert curves.growth(run) is None
+    assert page_of(run).sections

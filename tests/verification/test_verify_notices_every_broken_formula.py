@@ -55,7 +55,7 @@ def test_a_wrong_maximum_entropy_law_is_noticed(monkeypatch):
 
     def broken(h, mean):
         result = right(h, mean)
-        return result._replace(law=gz.tilt(h, -result.eta))
+        return result._replace(distribution=gz.tilt(h, -result.eta))
 
     monkeypatch.setattr(measures, "maximum_entropy", broken)
     assert failing("E11")
@@ -95,13 +95,13 @@ def test_a_wrong_network_of_spins_is_noticed(monkeypatch, maker):
 
 
 def test_a_wrong_law_of_visible_spins_is_noticed(monkeypatch):
-    right = dynamics.visible_law
+    right = dynamics.visible_distribution
 
     def broken(machine):
         law = right(machine)
         return gz.Empirical(law.points, -law.log_weights)
 
-    monkeypatch.setattr(dynamics, "visible_law", broken)
+    monkeypatch.setattr(dynamics, "visible_distribution", broken)
     assert failing("5.9 hidden Gaussians") == ["5.9 hidden Gaussians"]
     assert failing("5.9 RBM") == ["5.9 RBM"]
 

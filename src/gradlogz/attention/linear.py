@@ -118,7 +118,7 @@ def linear_attend(
         _check(attn_mask, statistics, factor, normalize=normalize)
         q, k = phi(parts.query), phi(parts.key)
         if normalize:
-            companion: Tensor | None = torch.ones_like(parts.value[..., :1])
+            companion: Tensor | None = parts.value.new_ones(*parts.value.shape[:-1], 1)
         else:
             companion = k if statistics == "scalar" else None
         values = parts.value if companion is None else torch.cat((parts.value, companion), -1)

@@ -85,7 +85,7 @@ from .ising import (
     hebbian as hebbian,
     gaussian_machine as gaussian_machine,
     boltzmann_machine as boltzmann_machine,
-    visible_law as visible_law,
+    visible_distribution as visible_distribution,
     spin_corners as spin_corners,
 )
 from .machine_fitting import (

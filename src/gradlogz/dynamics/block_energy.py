@@ -29,6 +29,7 @@ from .._typing import Float, Tensor
 from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
 from .feed_forward import HopfieldFeedForward
+from .projections import check_heads, in_heads
 
 
 class EnergyBlock(nn.Module):
@@ -67,11 +68,7 @@ class EnergyBlock(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
-            fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
-            remedy = "Choose embed_dim so that each head has embed_dim / num_heads coordinates."
-            condition = "embed_dim must be a positive multiple of num_heads"
-            raise InputValueError("EnergyBlock", "embed_dim", f"{condition}, got {fact}", remedy)
+        check_heads("EnergyBlock", embed_dim, num_heads)
         if not 0 < damping < 2:
             remedy = "Pass 1 or less; without a context small values descend."
             raise InputValueError("EnergyBlock", "damping", f"damping must be in (0, 2), got {damping}", remedy)
@@ -147,7 +144,7 @@ class EnergyBlock(nn.Module):
                 raise InputValueError(
                     "EnergyBlock", name, f"{condition}, got shape {shape_of(t)}", "Put the batch dimensions first."
                 )
-        q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(c))
+        q, k = (in_heads(t, self.num_heads) for t in (self.q_proj(x), self.k_proj(c)))
         result = attention(q, k, k, Sight(), Scoring(float(self.beta)), statistics=False)
         output = result.output.transpose(1, 2).reshape(x.shape) @ self.q_proj.weight
         return output, result.log_normalizer.sum(1).reshape(x.shape[:-1]) / self.beta
@@ -157,7 +154,7 @@ class EnergyBlock(nn.Module):
 
         The weights a_ij = exp(beta <q_i, k_j> - G_i) are normalised over j; -G_i is one more coordinate of a query.
         """
-        q, k = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
+        q, k = (in_heads(p(x), self.num_heads) for p in (self.q_proj, self.k_proj))
         with autocast_disabled(x):  # log normalisers as coordinates: half precision would lose the weights
             wide_q, wide_k = wide(q), wide(k)
             scoring = Scoring(float(self.beta))
@@ -167,7 +164,3 @@ class EnergyBlock(nn.Module):
             result = attention(keys, queries, wide_q, Sight(), scoring, statistics=False)
             pulled = (result.log_normalizer.exp().unsqueeze(-1) * result.output).to(q.dtype)
         return pulled.transpose(1, 2).reshape(x.shape) @ self.k_proj.weight
-
-    def _heads(self, tokens: Tensor) -> Tensor:
-        """Tokens split into heads, [b, h, n, d]."""
-        return tokens.reshape(-1, tokens.shape[-2], self.num_heads, self.embed_dim // self.num_heads).transpose(1, 2)

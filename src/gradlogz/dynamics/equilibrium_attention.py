@@ -29,7 +29,7 @@ from ..kernels.attention.scoring import Scoring, Sight
 from .contraction import Affine, Composed, Contraction, ContractionLike, Nothing, Shrinkage, contraction_of
 from .fixed_points import Equilibrium, equilibrium, spectral_radius
 from .monotone import Certificate, bound_of_heads
-from .projections import in_heads, projected
+from .projections import check_heads, in_heads, projected
 
 
 class EquilibriumAttention(nn.Module):
@@ -81,11 +81,7 @@ class EquilibriumAttention(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
-            fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
-            condition = "embed_dim must be a positive multiple of num_heads"
-            remedy = "Choose embed_dim so that each head has embed_dim / num_heads coordinates."
-            raise InputValueError("EquilibriumAttention", "embed_dim", f"{condition}, got {fact}", remedy)
+        check_heads("EquilibriumAttention", embed_dim, num_heads)
         if not tau > 0:
             remedy = "Pass a step size such as 1."
             raise InputValueError("EquilibriumAttention", "tau", f"tau must be positive, got {tau}", remedy)

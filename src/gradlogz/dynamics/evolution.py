@@ -287,10 +287,10 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
     keys = ascent.keys
     tensors = {"B": ascent.B, "W_v": ascent.W_v, "keys": None if isinstance(keys, Measure) else keys}
     check_floats("evolve", cloud=x, **present(**tensors))
-    if x.ndim < 2 or x.shape[-2] == 0 or x.shape[-1] == 0:
-        remedy = "Pass at least one token of at least one dimension."
+    if x.ndim < 2 or x.numel() == 0:
+        remedy = "Pass at least one cloud, of at least one token in at least one dimension."
         raise InputValueError("evolve", "cloud", f"cloud must be [*b, n, d], got shape {shape_of(x)}", remedy)
-    d = x.shape[-1]
+    d, lead = x.shape[-1], x.shape[:-2]
     for name, t in present(**tensors).items():
         square = name != "keys"
         if t.ndim < 2 or t.shape[-1] != d or (square and t.shape[-2] != d):
@@ -303,10 +303,18 @@ def _check(x: Tensor, ascent: Ascent, steps: int, every: int, names: tuple[str, 
                 "Project one of them to the dimension of the other.",
             )
     _check_heads(ascent, d)
+    for name, number in (("tau", ascent.tau), ("beta", ascent.beta)):
+        sizes = shape_of(number) if isinstance(number, Tensor) else ()
+        if len(sizes) > len(lead) or any(n not in (1, b) for n, b in zip(sizes[::-1], lead[::-1], strict=False)):
+            problem = (
+                f"{name} must be a number, or a tensor that broadcasts against the batch {tuple(lead)} of the cloud"
+            )
+            raise InputValueError("evolve", name, f"{problem}, got shape {sizes}", "Pass one for each cloud.")
     if isinstance(keys, Measure):
-        batch, lead = tuple(keys.batch_shape), tuple(x.shape[:-2])
+        batch = tuple(keys.batch_shape)
         if keys.dim != d or batch != lead[: len(batch)]:
-            condition = f"keys must be a measure on R^{d} whose batch is empty or begins the batch {lead} of the cloud"
+            begins = f"begins the batch {tuple(lead)} of the cloud"
+            condition = f"keys must be a measure on R^{d} whose batch is empty or {begins}"
             fact = f"dimension {keys.dim} and batch {batch}"
             raise InputValueError("evolve", "keys", f"{condition}, got {fact}", "Match the measure to the cloud.")
     if ascent.causal and keys is not None:

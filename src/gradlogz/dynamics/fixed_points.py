@@ -390,7 +390,9 @@ def secular_equilibrium(
         x = (lambda I - Sigma)^-1 mu,  |x| = r,  lambda > lambda_max(Sigma)                                [theory 4.4]
 
     It is the maximum of <mu, x> + <x, Sigma x> / 2 on the sphere, found by bisection of the secular equation. On a
-    large sphere there may be a second stable fixed point, a local maximum near the opposite end of the main axis.
+    large sphere there may be a second stable fixed point, a local maximum near the opposite end of the main axis. If mu
+    is orthogonal to the main axis, lambda may be lambda_max: then x and its mirror image are maxima, and one of them is
+    returned.
     """
     check_floats("secular_equilibrium", mean=mean, covariance=covariance)
     c, V = torch.linalg.eigh(covariance)
@@ -400,10 +402,19 @@ def secular_equilibrium(
         remedy = "Pass a mean other than 0, for which the fixed point is not unique."
         fact = f"radius={radius} and a mean of length {float(m.norm(dim=-1).min()):.3g}"
         raise InputValueError("secular_equilibrium", "radius", f"{condition}, got {fact}", remedy)
-    top = c[..., -1]
-    low, high = top, top + m.norm(dim=-1) / radius  # |x| is infinite at low and at most r at high
+
+    def at(above: Tensor) -> Tensor:
+        """x in the axes of Sigma for lambda = lambda_max + above."""
+        return torch.where(m == 0, 0.0, m / (above.unsqueeze(-1) + c[..., -1:] - c))
+
+    low, high = torch.zeros_like(m[..., 0]), m.norm(dim=-1) / radius  # |x| is at most r at high
     for _ in range(200):
         center = (low + high) / 2
-        long = (m / (center.unsqueeze(-1) - c)).norm(dim=-1) > radius
+        long = at(center).norm(dim=-1) > radius
         low, high = torch.where(long, center, low), torch.where(long, high, center)
-    return (V @ (m / (high.unsqueeze(-1) - c)).unsqueeze(-1)).squeeze(-1)
+    x = at(high)
+    missing = radius**2 - x.square().sum(-1)  # rounding, unless lambda is lambda_max
+    missing = missing.where(missing > 64 * torch.finfo(x.dtype).eps * radius**2, 0.0)
+    last = torch.where(m[..., -1] < 0, -1.0, 1.0) * (x[..., -1].square() + missing).sqrt()
+    x = torch.cat((x[..., :-1], torch.where(missing > 0, last, x[..., -1]).unsqueeze(-1)), -1)
+    return (V @ x.unsqueeze(-1)).squeeze(-1)

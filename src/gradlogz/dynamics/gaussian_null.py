@@ -40,7 +40,7 @@ def null_band(
     *,
     contraction: ContractionLike = "none",
     placement: Placement = "post",
-    law: GaussianCloud | None = None,
+    gaussian: GaussianCloud | None = None,
     level: float = 0.95,
     draws: int = 199,
     generator: torch.Generator | None = None,
@@ -54,7 +54,7 @@ def null_band(
         ascent: required by observables of attention (`entropy`, ...) and of a step (`displacement`, ...).
         contraction: contraction of the step, for observables of a step.
         placement: placement of that contraction.
-        law: draw from this Gaussian instead of the one with the moments of the cloud.
+        gaussian: draw from this Gaussian instead of the one with the moments of the cloud.
         level: coverage of the interval.
         draws: number of Gaussian clouds; one less than a multiple of 2 / (1 - level) is most efficient.
 
@@ -70,7 +70,7 @@ def null_band(
     _check(name, cloud, ascent, needs_ascent)
     values = []
     for k in in_pieces(draws, _numbers(name, cloud)):
-        x = _drawn(name, cloud, law, k, generator)
+        x = _drawn(name, cloud, gaussian, k, generator)
         if ascent is not None and needs_ascent:
             steps = int(name in STEP)
             trajectory = evolve(x, ascent, contraction=contraction, steps=steps, placement=placement, observe=[name])
@@ -127,10 +127,12 @@ def _numbers(name: str, cloud: Tensor) -> int:
 
 
 def _drawn(
-    name: str, cloud: Tensor, law: GaussianCloud | None, draws: int, generator: torch.Generator | None
+    name: str, cloud: Tensor, gaussian: GaussianCloud | None, draws: int, generator: torch.Generator | None
 ) -> Tensor:
-    if law is not None:
-        mean, covariance = (t.expand(draws, *cloud.shape[:-2], *t.shape[t.ndim - k :]) for k, t in enumerate(law, 1))
+    if gaussian is not None:
+        mean, covariance = (
+            t.expand(draws, *cloud.shape[:-2], *t.shape[t.ndim - k :]) for k, t in enumerate(gaussian, 1)
+        )
         return GaussianCloud(mean, covariance).sample(cloud.shape[-2], generator=generator)
     if name not in GIVEN_RADIUS:
         return gaussian_clouds(cloud, draws, generator=generator)

@@ -31,6 +31,8 @@ def hermite_growth(
         gamma_n     = 1 + n s (beta c)^(n-1)                                          variance c in all directions
         gamma_alpha = 1 + sum_a alpha_a s_a prod_b (beta c_b)^(alpha_b - [a = b])     variances c_a, multi-index
 
+    Infinite if 1 + tau beta c = 0: the step maps the cloud to a point, and nothing restores its moments.
+
     Law: tests/theorems/test_theory_4_4_hermite_modes_grow.py.
     """
     alpha = (order,) if isinstance(order, int) else tuple(order)
@@ -41,6 +43,8 @@ def hermite_growth(
         raise InputValueError("hermite_growth", "order", f"{condition}, got {order!r} and {len(c)} variances", remedy)
     total = 1.0
     for a, count in enumerate(alpha):
+        if count and 1 + tau * beta * c[a] == 0:
+            return math.inf
         if count:
             others = math.prod((beta * c[b]) ** (alpha[b] - (a == b)) for b in range(len(alpha)))
             total += count * tau / (1 + tau * beta * c[a]) * others

@@ -174,8 +174,9 @@ class HopfieldRetrieval(nn.Module):
 def _attended(state: Tensor, patterns: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Attention output and log normaliser of every state."""
     lead, (m, d) = state.shape[:-2], state.shape[-2:]
-    k = patterns.expand(*lead, *patterns.shape[-2:]).reshape(-1, 1, patterns.shape[-2], d)
-    result = attention(state.reshape(-1, 1, m, d), k, k, Sight(), Scoring(float(beta)), statistics=False)
+    b = math.prod(lead)
+    k = patterns.expand(*lead, *patterns.shape[-2:]).reshape(b, 1, patterns.shape[-2], d)
+    result = attention(state.reshape(b, 1, m, d), k, k, Sight(), Scoring(float(beta)), statistics=False)
     return result.output.reshape(state.shape), result.log_normalizer.reshape(*lead, m)
 
 

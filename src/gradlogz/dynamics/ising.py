@@ -208,12 +208,12 @@ def boltzmann_machine(
     return Gibbs(Spins(visible_bias), pushforward(Spins(hidden_bias), weights))
 
 
-def visible_law(machine: Gibbs) -> Empirical:
+def visible_distribution(machine: Gibbs) -> Empirical:
     """Exact distribution of the visible spins, hidden units summed out: weights exp<a, x> Z_g(x) on the 2^d states."""
     if not isinstance(machine.h, Spins) or machine.h.bias.ndim != 1:
         remedy = "Build it with boltzmann_machine or gaussian_machine."
         condition = "machine must have Spins with a single bias vector as its first measure"
-        raise InputTypeError("visible_law", "machine", f"{condition}, got {type(machine.h).__name__}", remedy)
+        raise InputTypeError("visible_distribution", "machine", f"{condition}, got {type(machine.h).__name__}", remedy)
     points = spin_corners(machine.h.dim, like=machine.h.bias)
     return Empirical(points, points @ machine.h.bias + machine.g.log_normalizer(points))
 

@@ -22,7 +22,7 @@ from ..measures.composed import Pushforward
 from ..measures.exponential import Spins
 from ..measures.gaussian import Gaussian
 from ..measures.gibbs import Gibbs
-from .ising import boltzmann_machine, spin_corners, visible_law
+from .ising import boltzmann_machine, spin_corners, visible_distribution
 
 
 class MachineGradient(NamedTuple):
@@ -92,7 +92,7 @@ def exact_gradient(machine: Gibbs, data: Float[Tensor, "n d"], *, steps: int | N
     _check_spins(call, "data", data, parts)
     states = spin_corners(data.shape[-1], like=data)
     if steps is None:
-        return _difference(parts, data, states, visible_law(machine).log_weights.softmax(-1))  # type: ignore[union-attr]
+        return _difference(parts, data, states, visible_distribution(machine).log_weights.softmax(-1))  # type: ignore[union-attr]
     if steps < 1 or not isinstance(parts.hidden, Spins):
         condition = "steps must be None, or at least 1 for a machine of hidden spins"
         fact = f"steps={steps} and hidden units {type(parts.hidden).__name__}"
@@ -110,7 +110,7 @@ def visible_log_likelihood(machine: Gibbs, data: Float[Tensor, "n d"]) -> Float[
     parts = _parts(call, machine)
     _check_spins(call, "data", data, parts)
     log_weight = data @ parts.visible_bias + machine.g.log_normalizer(data)
-    return log_weight - visible_law(machine).log_normalizer(torch.zeros_like(data[0]))
+    return log_weight - visible_distribution(machine).log_normalizer(torch.zeros_like(data[0]))
 
 
 def fit_machine(

@@ -10,6 +10,7 @@ beta. Under a causal mask the first token of a neighbourhood becomes its center,
 Read next: observables.py (`clusters`), growth.py (`fastest_degree`, the initial cluster count).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -118,7 +119,7 @@ def renyi_centers(cloud: Float[Tensor, "*b n d"], *, radius: float, strong: bool
             "renyi_centers", "cloud", f"{condition}, got {fact}", "Pass the published radius, 4 / sqrt(beta)."
         )
     lead, (n, d) = cloud.shape[:-2], cloud.shape[-2:]
-    x = cloud.reshape(-1, n, d)
+    x = cloud.reshape(math.prod(lead), n, d)
     centers = _strong_centers(x, radius) if strong else _parked_centers(x, radius)
     return centers.reshape(*lead, n)
 

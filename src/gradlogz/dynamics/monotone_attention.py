@@ -26,7 +26,7 @@ from ..kernels.attention.operator import attention
 from ..kernels.attention.scoring import Scoring, Sight
 from .fixed_points import Equilibrium
 from .monotone import Certificate, Prox, bound_of_heads, monotone_equilibrium
-from .projections import in_heads, projected
+from .projections import check_heads, in_heads, projected
 
 
 class MonotoneAttention(nn.Module):
@@ -66,11 +66,7 @@ class MonotoneAttention(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
-            fact = f"embed_dim={embed_dim} and num_heads={num_heads}"
-            condition = "embed_dim must be a positive multiple of num_heads"
-            remedy = "Choose embed_dim so that each head has embed_dim / num_heads coordinates."
-            raise InputValueError("MonotoneAttention", "embed_dim", f"{condition}, got {fact}", remedy)
+        check_heads("MonotoneAttention", embed_dim, num_heads)
         if not 0 < margin <= 1:
             remedy = "Pass a lower bound on the monotonicity, such as 0.2."
             raise InputValueError("MonotoneAttention", "margin", f"margin must be in (0, 1], got {margin}", remedy)

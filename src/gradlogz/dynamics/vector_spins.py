@@ -138,9 +138,15 @@ class VectorSpins:
 
         Its log normaliser at 0 is log Z, and its mean at 0 has the means of all spins side by side.
         """
-        if not isinstance(self.measure, Empirical) or self.measure.points.ndim != 2:
+        weights = self.measure.log_weights if isinstance(self.measure, Empirical) else None
+        if (
+            not isinstance(self.measure, Empirical)
+            or self.measure.points.ndim != 2
+            or (weights is not None and weights.ndim != 1)
+        ):
             remedy = "Sample or discretise the measure first, for example with gradlogz.measures.draw_particles."
-            problem = f"measure must be one Empirical without batch, got {type(self.measure).__name__}"
+            fact = type(self.measure).__name__
+            problem = f"measure must be one Empirical without batch and without weights per query, got {fact}"
             raise InputTypeError("VectorSpins.exact", "measure", problem, remedy)
         points, n = self.measure.points, len(self.fields)
         if len(points) ** n > MOST:
@@ -149,8 +155,8 @@ class VectorSpins:
         index = torch.tensor(list(itertools.product(range(len(points)), repeat=n)), device=points.device)
         states = points[index]  # [N^n, n, d]
         log_mass = -beta * self.energy(states)
-        if self.measure.log_weights is not None:
-            log_mass = log_mass + self.measure.log_weights[index].sum(-1)
+        if weights is not None:
+            log_mass = log_mass + weights[index].sum(-1)
         return Empirical(states.flatten(1), log_mass)
 
     def _coupled(self, spins: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from .._errors import InputValueError
 from .._typing import Float, Tensor
 from ..attention import MonitorRow
+from ..attention.in_models.monitor_rows import STATISTICS
 
 CELL = 16  # pixels of a head
 MAPS = {"entropy": "mean", "max_logit": "greatest"}  # statistics that are shown, and of which rows
-DARK = (0.05, 0.20, 0.45)  # colour of the largest value; the smallest is white, a head without rows grey
+DARK = (0.05, 0.20, 0.45)  # colour of the largest value; the smallest is white, an unknown one grey
 
 
 def heat_map(row: MonitorRow, statistic: str = "max_logit") -> Float[Tensor, "3 height width"]:
@@ -27,11 +29,15 @@ def heat_map(row: MonitorRow, statistic: str = "max_logit") -> Float[Tensor, "3 
     >>> gradlogz.integrations.heat_map(m.row(), "entropy").shape
     torch.Size([3, 16, 64])
     """
-    part = MAPS.get(statistic, "mean")
-    values = [getattr(getattr(heads, statistic), part).double() for heads in row.layers.values()]
-    table = torch.full((len(values), max(map(len, values))), torch.nan, dtype=torch.float64)
-    for line, heads in zip(table, values, strict=True):
-        line[: len(heads)] = heads
+    if statistic not in STATISTICS:
+        problem = f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}"
+        raise InputValueError("heat_map", "statistic", problem, "Leave it out for the largest logits.")
+    layers, part = list(row.layers.values()), MAPS.get(statistic, "mean")
+    width = max((len(heads.entropy.mean) for heads in layers), default=0)
+    table = torch.full((len(layers), width), torch.nan, dtype=torch.float64)
+    for line, heads in zip(table, layers, strict=True):
+        if (extremes := getattr(heads, statistic)) is not None:  # layers that call softmax themselves have no norms
+            line[: len(extremes.mean)] = getattr(extremes, part)
     known = table[table.isfinite()]
     least, most = (known.min(), known.max()) if len(known) else (0.0, 0.0)
     share = ((table - least) / (most - least + 1e-300)).clamp(0.0, 1.0)
@@ -41,6 +47,8 @@ def heat_map(row: MonitorRow, statistic: str = "max_logit") -> Float[Tensor, "3 
 
 def write_heads(experiment: Any, row: MonitorRow, step: int) -> None:
     """Write heat maps to a TensorBoard writer, or a table of all heads to a run of Weights & Biases."""
+    if not row.layers:  # no softmax in the model
+        return
     if hasattr(experiment, "add_image"):
         for statistic in MAPS:
             experiment.add_image(f"attention/{statistic}", heat_map(row, statistic), step)

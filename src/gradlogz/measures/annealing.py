@@ -93,8 +93,8 @@ def anneal(
     >>> from gradlogz import Gaussian
     >>> h, eta = Gaussian(torch.zeros(2), torch.eye(2)), torch.tensor([3.0, 0.0])
     >>> keys = draw_particles(h, 5000, generator=torch.Generator().manual_seed(0))
-    >>> found = anneal(keys, eta, move=gibbs_move(h), generator=torch.Generator().manual_seed(1))
-    >>> bool((found.log_normalizer - h.log_normalizer(eta)).abs() < 0.1)
+    >>> moved = anneal(keys, eta, move=gibbs_move(h), generator=torch.Generator().manual_seed(1))
+    >>> bool((moved.log_normalizer - h.log_normalizer(eta)).abs() < 0.1)
     True
     """
     times = _times(schedule)
@@ -159,7 +159,8 @@ def resample_ancestors(
     if scheme != "multinomial":
         u = (torch.arange(k, device=u.device) + u) / k
     # Below 1, the end of the last positive weight: particles without weight are never drawn.
-    return torch.searchsorted(total.contiguous(), u.clamp(max=1 - 2**-53).contiguous(), right=True)
+    index = torch.searchsorted(total.contiguous(), u.clamp(max=1 - 2**-53).contiguous(), right=True)
+    return index.clamp(max=n - 1)  # where no particle has weight, any index is right
 
 
 def gibbs_move(h: Measure) -> Move:

@@ -69,7 +69,8 @@ def to_distribution(h: Measure, eta: Float[Tensor, "*bm d"]) -> D.Distribution:
     tensor([1., 1.])
     """
     check_measures("to_distribution", h=h)
-    arrange(h, "to_distribution", natural=("eta",), eta=eta)
+    (flat,), restore = arrange(h, "to_distribution", natural=("eta",), eta=eta)
+    eta = restore(flat, 1)  # with the batch of the measure, also where its own has size 1
     match h:
         case Statistic():
             return _member(h.family, _beside(h.natural, eta, h) + eta)

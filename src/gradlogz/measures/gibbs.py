@@ -20,7 +20,7 @@ from .._errors import InputTypeError, InputValueError
 from .._typing import Float, Tensor
 from .empirical import Empirical
 from .gaussian import Gaussian
-from .measure import Measure
+from .measure import Measure, check_measures
 
 
 class GibbsChain(NamedTuple):
@@ -45,6 +45,7 @@ class Gibbs:
     """
 
     def __init__(self, h: Measure, g: Measure) -> None:
+        check_measures("Gibbs", h=h, g=g)
         if h.dim != g.dim:
             remedy = "Map one of them with pushforward first."
             raise InputValueError("Gibbs", "h", f"h and g must have equal dimensions, got {h.dim} and {g.dim}", remedy)
@@ -58,6 +59,7 @@ class Gibbs:
 
     def chain(self, eta: Float[Tensor, "*m d"], steps: int, *, generator: torch.Generator | None = None) -> GibbsChain:
         """Draws of `steps` rounds of the reversible chain, starting from these queries."""
+        _check_steps("Gibbs.chain", steps)
         xs, etas = [], []
         for _ in range(steps):
             x = self.h.sample(eta, generator=generator)
@@ -77,7 +79,7 @@ class Gibbs:
         return ((s + to_keys).logsumexp(-1) + to_queries).softmax(-1)
 
     def log_mass(self) -> Float[Tensor, ""]:
-        """Log mass of the joint distribution, for finite sets or centred Gaussians."""
+        """Log mass of the joint distribution, for finite sets or Gaussians."""
         if isinstance(self.h, Gaussian) and isinstance(self.g, Gaussian):
             mu, a = self.h.loc, self.g.loc
             Sigma, B = self.h.covariance(mu), self.g.covariance(a)
@@ -91,6 +93,7 @@ class Gibbs:
 
     def mean_field(self, eta: Float[Tensor, "*m d"], *, steps: int) -> GibbsMeanField:
         """Mean-field iteration x = ∇G_h(eta), eta = ∇G_g(x), which never decreases <x, eta> - G_h*(x) - G_g*(eta)."""
+        _check_steps("Gibbs.mean_field", steps)
         bounds = []
         x = self.h.mean(eta)
         for _ in range(steps):
@@ -109,9 +112,16 @@ class Gibbs:
                 "Gibbs", "h", f"h and g must be Empirical measures for this method, got {fact}", remedy
             )
         keys, queries = self.h.points, self.g.points
-        if keys.ndim != 2 or queries.ndim != 2:
-            remedy = "Pass one pair of measures at a time."
-            raise InputValueError("Gibbs", "h", "h and g must not have batch dimensions for this method", remedy)
+        per_query = any(h.log_weights is not None and h.log_weights.ndim != 1 for h in (self.h, self.g))
+        if keys.ndim != 2 or queries.ndim != 2 or per_query:
+            remedy = "Pass one pair of measures at a time, with one log weight for each point."
+            problem = "h and g must have neither batch dimensions nor weights per query for this method"
+            raise InputValueError("Gibbs", "h", problem, remedy)
         to_keys = keys.new_zeros(len(keys)) if self.h.log_weights is None else self.h.log_weights
         to_queries = queries.new_zeros(len(queries)) if self.g.log_weights is None else self.g.log_weights
         return queries @ keys.mT, to_keys, to_queries
+
+
+def _check_steps(call: str, steps: int) -> None:
+    if steps < 1:
+        raise InputValueError(call, "steps", f"steps must be at least 1, got {steps}", "Pass the number of rounds.")

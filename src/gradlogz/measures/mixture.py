@@ -157,7 +157,8 @@ class Mixture(Measure):
         )
         if atoms is None:
             return None
-        points, p = atoms  # [*b, k, n, d] and [*b, k, m, n]
+        points, p = atoms  # [*b, k, n, d] and [*b, k, m, n]; points that components share may have size 1
+        points = points.expand(*p.shape[:-2], *points.shape[-2:])
         r = gate(self._log_joint(eta)).movedim(-1, -2).unsqueeze(-1)
         return points.flatten(-3, -2), (r * p).movedim(-3, -2).flatten(-2)
 

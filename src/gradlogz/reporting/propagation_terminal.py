@@ -21,7 +21,7 @@ ITERATED = ("mean_fraction", "effective_rank", "radius", "displacement", "log_pa
 LAST_ATTENTION = ("entropy", "self_weight")  # of the last layer: after it there is no attention
 METHODS = (
     "Values after the last layer (attention entropy and self-weight: in the last layer), mean over seeds ± half of "
-    "Student's 95 % confidence interval. Untrained: random weights as before training. Matched: random weights with "
+    "Student's 95 % confidence interval. Untrained: random weights as before training. Redrawn: random weights with "
     "the spectra of the trained matrices. Both read the same sampled tokens."
 )
 

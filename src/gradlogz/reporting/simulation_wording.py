@@ -94,7 +94,7 @@ FORMULAS = {
     "cloud and c its variance per coordinate, both as simulated at each time",
     "slope": f"{SLOPE} for many Gaussian tokens; s is the self-weight predicted by theory, c the variance per "
     "coordinate and m the share of the mean in the squared norm, both as simulated at each time",
-    "slope, fixed keys": "β c for many Gaussian keys with variance c = 1 per coordinate",
+    "slope, fixed keys": "β c for many Gaussian keys with variance c per coordinate: 1, or 1/d on the unit sphere",
     "dobrushin": "(1 − Σⱼ minᵢ aᵢⱼ) times the previous diameter over one step, the previous diameter over several",
 }  # fmt: skip
 NULL_BAND = (

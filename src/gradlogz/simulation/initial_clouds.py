@@ -84,12 +84,18 @@ def ascent_of(settings: SimulationSettings) -> Ascent:
     )  # fmt: skip
 
 
+def key_variance(settings: SimulationSettings) -> float:
+    """Variance of each coordinate of the fixed keys."""
+    on_unit_sphere = settings.initial == "sphere" and _has_unit_sphere(settings)
+    return 1 / settings.dim if on_unit_sphere else 1.0
+
+
 def key_measure_of(settings: SimulationSettings) -> Measure | None:
     """The measure in place of the keys, or None."""
     s = settings
     if s.key_measure == "sphere":
-        unit = s.contraction.split("+")[-1] == "sphere"
-        return Sphere(s.dim, torch.tensor(1.0 if unit else math.sqrt(s.dim), dtype=torch.float64))
+        radius = 1.0 if _has_unit_sphere(s) else math.sqrt(s.dim)
+        return Sphere(s.dim, torch.tensor(radius, dtype=torch.float64))
     mean, covariance = vector_of(s.key_mean, s.dim), matrix_of(s.key_covariance, s.dim)
     if s.key_measure == "none" or mean is None or covariance is None:
         return None
@@ -98,5 +104,9 @@ def key_measure_of(settings: SimulationSettings) -> Measure | None:
 
 def _draw(settings: SimulationSettings, n: int, seed: int) -> Tensor:
     cloud = SAMPLERS[settings.initial](n, settings.dim, torch.Generator().manual_seed(seed % 2**63))
-    unit = settings.initial != "sphere" or settings.contraction.split("+")[-1] == "sphere"
-    return cloud if unit else math.sqrt(settings.dim) * cloud
+    return cloud if settings.initial != "sphere" or _has_unit_sphere(settings) else math.sqrt(settings.dim) * cloud
+
+
+def _has_unit_sphere(settings: SimulationSettings) -> bool:
+    """True if spheres have radius 1, as that of the last contraction, and not sqrt(d)."""
+    return settings.contraction.split("+")[-1] == "sphere"

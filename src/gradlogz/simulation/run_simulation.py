@@ -7,6 +7,7 @@ Read next: records.py (the results), theory_curves.py (the predicted curves).
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -114,10 +115,13 @@ def _run(settings: SimulationSettings, cloud: Tensor, show: Callable[[int, int],
     shown = torch.linspace(0, s.tokens - 1, min(FRAME_TOKENS, s.tokens)).round().long()
 
     def advanced(state: Tensor | Trajectory, steps: int) -> Trajectory:
-        every, where = max(steps, 1), placement_of(s.placement)
-        return evolve(
-            state, ascent, contraction=s.contraction_names, steps=steps, placement=where, observe=names, every=every
-        )
+        """The trajectory after so many steps, of which only the last is recorded."""
+        options: dict[str, Any] = {
+            "contraction": s.contraction_names, "placement": placement_of(s.placement), "observe": names
+        }  # fmt: skip
+        if steps > 1:  # observed too, but never recorded: with entropies the kernel has other last bits
+            state = evolve(state, ascent, steps=steps - 1, every=s.steps + 1, **options)
+        return evolve(state, ascent, steps=min(steps, 1), **options)
 
     trajectory = advanced(cloud, 0)
     frames, slopes = [trajectory.cloud[0, shown]], [_slope(trajectory)]

@@ -49,7 +49,7 @@ class SimulationSettings:
         seeds: number of clouds.
         seed: seed of the first cloud; the others have the seeds that follow.
         every: recording interval in steps; 0 records on a logarithmic schedule: every step at first, then sixteen
-            records per doubling of the time.
+            records per doubling of the time. The last step is always recorded.
     """
 
     tokens: int = 500
@@ -89,14 +89,11 @@ class SimulationSettings:
 
     @property
     def recorded_steps(self) -> list[int]:
-        """Steps at which observables are recorded; each is a multiple of its distance to the previous one."""
+        """Steps at which observables are recorded, the first and the last included."""
         times = [0]
         while (t := times[-1]) < self.steps:
-            step = self.every or 1 << max(0, t.bit_length() - 5)
-            while t + step > self.steps:
-                step = 1 if self.every else step // 2
-            times.append(t + step)
-        return times if not self.every else [t for t in times if t % self.every == 0]
+            times.append(min(t + (self.every or 1 << max(0, t.bit_length() - 5)), self.steps))
+        return times
 
 
 def check(settings: SimulationSettings) -> None:

@@ -58,9 +58,9 @@ def boundaries(phases: Phases) -> list[Boundary]:
             lines.append(("τ = 0", _level(swept, names, "tau", 0.0)))
     if "beta" in names and s.plain and not s.keys and not s.causal and s.heads == 1:
         lines.append(("self-weight 1/2", _half_self_weight(s, swept, names)))
-    if "beta" in names and s.plain and s.keys and not {"dim", "tokens"} & set(names):
+    if "beta" in names and s.plain and s.keys > 1 and not {"dim", "tokens"} & set(names):
         keys = ascent_of(s).keys
-        assert isinstance(keys, torch.Tensor)  # since s.keys > 0
+        assert isinstance(keys, torch.Tensor)  # since s.keys > 1
         lines.append(("β diam² = 4", _level(swept, names, "beta", 4 / float(torch.pdist(keys).max()) ** 2)))
     inside = [(name, [p for p in points if _inside(p[0], x) and _inside(p[1], y)]) for name, points in lines]
     return [Boundary(name, [p[0] for p in points], [p[1] for p in points]) for name, points in inside]

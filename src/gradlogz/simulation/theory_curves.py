@@ -21,7 +21,7 @@ from ..dynamics.contraction import moments_of
 from ..dynamics.gaussian_cloud import GaussianCloud
 from ..dynamics.growth import fastest_degree, hermite_growth, self_weight, sphere_growth
 from ..dynamics.observables import rank_of
-from .initial_clouds import ascent_of
+from .initial_clouds import ascent_of, key_variance
 from .records import Curve, Simulation
 from .settings import SimulationSettings
 
@@ -89,6 +89,8 @@ def growth(simulation: Simulation) -> tuple[str, Curve] | None:
         factor = hermite_growth(3, variance=1.0, beta=s.beta, tau=s.tau)
     else:
         return None
+    if not math.isfinite(factor):
+        return None
     first = float(simulation.trajectory.observed[name][0].median())
     most = float(simulation.trajectory.observed[name].nan_to_num(0.0).max())
     power = 1 if name == "harmonic" else 2  # the other two observables are quadratic in the mode
@@ -112,7 +114,7 @@ def weights(simulation: Simulation) -> dict[str, Curve]:
     means = observed["mean_fraction"].median(-1).values.tolist()
     self_weights, slopes = [], []
     for r2, mean in zip(squared, means, strict=True):
-        c = 1.0 if s.keys else r2 * (1 - mean) / s.dim
+        c = key_variance(s) if s.keys else r2 * (1 - mean) / s.dim
         # Centred logits: that of a token with itself is beta r² (1 - mean), the others have variance beta² r² c.
         part = max(1 - mean, 1e-9)
         a = 0.0 if s.keys else self_weight(beta=s.beta, squared_radius=r2 * part, variance=c / part, n=s.tokens)

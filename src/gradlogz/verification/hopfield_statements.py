@@ -186,7 +186,7 @@ def hebbian_network() -> Outcome:
     network = dyn.hebbian(patterns, bias)
     E = _hebbian_energy(states, patterns, bias)
     weights = (-BETA * E).exp()
-    law = network.exact(beta=BETA)
+    exact = network.exact(beta=BETA)
     settled = network.settle(states).state
     flips = settled.unsqueeze(1) * (1 - 2 * torch.eye(5, dtype=FLOAT))  # each spin turned alone
     rest, turned = _hebbian_energy(settled, patterns, bias), _hebbian_energy(flips, patterns, bias)
@@ -194,8 +194,8 @@ def hebbian_network() -> Outcome:
         max(
             gap(network.energy(states), E, 10.0),
             gap(E, 1.0 - ((states @ patterns.T) ** 2).sum(-1) / 10 - states @ bias, 10.0),
-            gap(law.log_normalizer(zero), weights.sum().log(), 10.0),
-            gap(law.mean(zero), weights @ states / weights.sum()),
+            gap(exact.log_normalizer(zero), weights.sum().log(), 10.0),
+            gap(exact.mean(zero), weights @ states / weights.sum()),
             violation(rest, E, 10.0),
             violation(rest.unsqueeze(-1).expand_as(turned), turned, 10.0),
         )
@@ -243,8 +243,8 @@ def gaussian_machine() -> Outcome:
     overlaps = math.sqrt(BETA / 5) * states @ patterns.T
     log_p = (overlaps @ z.T + log_gauss).logsumexp(-1) + BETA * states @ bias
     exact = torch.softmax(-BETA * _hebbian_energy(states, patterns, bias), 0)
-    law = dyn.visible_law(dyn.gaussian_machine(patterns, bias, beta=BETA))
-    probabilities = law.probabilities(torch.zeros(5, dtype=FLOAT))
+    visible = dyn.visible_distribution(dyn.gaussian_machine(patterns, bias, beta=BETA))
+    probabilities = visible.probabilities(torch.zeros(5, dtype=FLOAT))
     return Outcome(max(gap(probabilities, torch.softmax(log_p, 0)), gap(probabilities, exact)))
 
 
@@ -256,11 +256,11 @@ def restricted_boltzmann_machine() -> Outcome:
     x, y = _states(4), _states(3)
     joint = (x @ W @ y.T + (x @ a).unsqueeze(-1) + y @ c).exp()
     machine = dyn.boltzmann_machine(W, a, c)
-    law = dyn.visible_law(machine).probabilities(torch.zeros(4, dtype=FLOAT))
+    visible = dyn.visible_distribution(machine).probabilities(torch.zeros(4, dtype=FLOAT))
     given_y, given_x = joint / joint.sum(0), joint / joint.sum(1, keepdim=True)
     return Outcome(
         max(
-            gap(law, joint.sum(1) / joint.sum()),
+            gap(visible, joint.sum(1) / joint.sum()),
             gap(machine.h.mean(y @ W.T), given_y.T @ x),
             gap(machine.g.mean(x), given_x @ y @ W.T, 10.0),
         )

@@ -233,8 +233,8 @@ def back_to_torch() -> Outcome:
     ):
         rows.append((gz.from_distribution(p), p, line_ if statistic.shape == (1,) else plane_, at, statistic))
     worst = 0.0
-    for h, law, eta, at, statistic in rows:
-        change = gz.to_distribution(h, eta).log_prob(at) - law.log_prob(at)
+    for h, member, eta, at, statistic in rows:
+        change = gz.to_distribution(h, eta).log_prob(at) - member.log_prob(at)
         worst = max(worst, gap(change, (statistic * eta).sum() - h.log_normalizer(eta), 10.0))
     return Outcome(worst)
 

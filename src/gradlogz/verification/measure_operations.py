@@ -235,5 +235,5 @@ def moment_projection() -> Outcome:
     eta = gz.moment_project(
         family, gz.Empirical(y), torch.zeros(1, dtype=FLOAT), statistic=lambda t: torch.cat((t, t * t), -1)
     )
-    law = gz.to_distribution(family, eta)
-    return Outcome(max(gap(law.mean, y.mean()), gap(law.variance, y.var(correction=0))))
+    projected = gz.to_distribution(family, eta)
+    return Outcome(max(gap(projected.mean, y.mean()), gap(projected.variance, y.var(correction=0))))

@@ -242,7 +242,7 @@ def maximum_entropy() -> Outcome:
     left = (q * q.log()).sum()
     right = (q * (q / p).log()).sum() + result.relative_entropy
     return Outcome(
-        max(gap(left, right), gap(result.eta, eta), gap(result.law.mean(torch.zeros(3, dtype=FLOAT)), p @ x))
+        max(gap(left, right), gap(result.eta, eta), gap(result.distribution.mean(torch.zeros(3, dtype=FLOAT)), p @ x))
     )
 
 

@@ -34,7 +34,9 @@ class HeadSums:
 
     def __init__(self, values: Float[Tensor, "s b h m"], selected: Bool[Tensor, "b #h m"] | None) -> None:
         """Sum the statistics of every row over the rows selected; None: all."""
-        rows = (1, 3)
+        rows, (s, b, h, m) = (1, 3), values.shape
+        if b * m == 0:  # an empty batch, in place of which one row is left out
+            values, selected = values.new_zeros(s, 1, h, 1), values.new_zeros(1, 1, 1, dtype=torch.bool)
         if selected is None:
             self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
             self.least, self.greatest = values.amin(rows), values.amax(rows)

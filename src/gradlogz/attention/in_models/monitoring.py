@@ -31,6 +31,7 @@ from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
 from .head_summaries import LayerSums, Transfer, merged, sums_of
+from .hooks import refuse_vmap
 from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
 from .layer_kinds import kind_of
@@ -115,7 +116,10 @@ class Monitor(Receiver):
         has_row = bool(sums) or (self._installed and bool(self._without_softmax))
         if self._installed and self._strict and not has_row and self._row is None and self._unread is None:
             problem = f"model made no attention call that could be intercepted in step {step}"
-            remedy = "Pass the compiled model if it is compiled; otherwise layers= with a pattern of its class names."
+            remedy = (
+                "Pass the compiled model if it is compiled, or layers= with a pattern of its class names; passes "
+                "without gradients are not recorded."
+            )
             raise InputRuntimeError("monitor", "model", problem, remedy)
         if self.steps % self._every == 0:
             self._install()
@@ -155,10 +159,7 @@ class Monitor(Receiver):
         if not self._recording or again:
             return None
         self._refuse_capture()
-        if _in_vmap():
-            problem = f"model must run outside torch.vmap, but {layer} runs inside it"
-            remedy = "Remove the monitor, or pass the batch to the model directly."
-            raise InputNotImplementedError("monitor", "model", problem, remedy)
+        refuse_vmap("monitor", layer)
         name = numbered(layer, self._called)
         self._called[name] = None
         call, result = intercepted.call, None
@@ -315,12 +316,6 @@ def monitor(
         m._uninstall()
 
 
-def _in_vmap() -> bool:
-    """Return whether this runs under vmap, whose tensors cannot be used after the transform has ended."""
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)
-
-
 def _split_by_heads(model: nn.Module, layers: str) -> bool:
     """Return whether parameters of attention layers are split in more dimensions of a mesh than FSDP splits them in."""
     modules = list(model.modules())
@@ -330,5 +325,8 @@ def _split_by_heads(model: nn.Module, layers: str) -> bool:
 
 
 def _compiled(model: nn.Module) -> bool:
-    """Return whether the model or a part of it is compiled."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    """Return whether the model or a part of it is compiled: as a module, in place, or its method forward alone."""
+    return any(
+        hasattr(m, "_orig_mod") or m._compiled_call_impl is not None or hasattr(m.forward, "_torchdynamo_orig_callable")
+        for m in model.modules()
+    )

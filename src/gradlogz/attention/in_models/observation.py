@@ -24,6 +24,7 @@ from ..result import Attention
 from ..ring import ring_attend
 from .block_numbers import block_numbers
 from .checkpointed_results import refusing_gradients
+from .hooks import refuse_vmap
 from .interception import LAYERS, WRAPPERS, InterceptedCall, Interception, Receiver, names_of, numbered
 from .ring_calls import call_from_ring
 from .uncompiled import uncompiled
@@ -123,6 +124,7 @@ class Observation(Mapping[str, Attention], Receiver):
 
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention:
         """Compute the call by `attend`."""
+        refuse_vmap("observe", layer)
         result = intercepted.call.attend(self._statistics)
         self._crosses |= intercepted.crosses
         if not again:

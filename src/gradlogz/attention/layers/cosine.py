@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
+from ..._autocast import wide
 from ..._errors import InputValueError
 from ..._typing import Bool, Float, Tensor
 from ..functional import attend
@@ -98,7 +99,8 @@ class CosineAttention(nn.Module):
             split(p(t), self.num_heads) for p, t in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, key))
         )
         beta = self.log_beta.clamp(max=math.log(self.largest)).exp()[:, None, None]
-        q, k = (beta * normalize(q, dim=-1)).to(v.dtype), normalize(k, dim=-1).to(v.dtype)
+        q, k = (normalize(wide(t), dim=-1) for t in (q, k))  # the least length, 1e-12, is 0 in float16
+        q, k = (beta * q).to(v.dtype), k.to(v.dtype)
         result = attend(q, k, v, scale=1.0, attn_mask=attn_mask, is_causal=is_causal, statistics=statistics)
         return self.out_proj(join(result.output)), result
 

@@ -21,6 +21,15 @@ from ..functional import attend
 from ..result import Attention
 from .heads import check_sizes, join, split, statistics_of_forward
 
+# Attributes of torch's layer.
+SIZES = (
+    "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim", "num_heads", "head_dim", "dropout", "batch_first",
+    "add_zero_attn",
+)  # fmt: skip
+PARAMETERS = (
+    "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"
+)  # fmt: skip
+
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with the log normaliser, entropy and logit moments of every head.
@@ -72,29 +81,24 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiheadAttention":
-        """Layer that shares its parameters with a torch module: training one trains the other."""
+        """Layer that shares its parameters and its output projection with a torch module: training one trains both."""
         if not isinstance(module, nn.MultiheadAttention):
             condition = "module must be a torch.nn.MultiheadAttention"
             remedy = "To convert a model, replace each of its modules of that class."
             raise InputTypeError(
                 "MultiheadAttention.from_torch", "module", f"{condition}, got {type(module).__name__}", remedy
             )
-        layer = cls(
-            module.embed_dim,
-            module.num_heads,
-            module.dropout,
-            module.in_proj_bias is not None,
-            module.bias_k is not None,
-            module.add_zero_attn,
-            module.kdim,
-            module.vdim,
-            module.batch_first,
-            device="meta",  # neither draws nor allocates parameters
-        )
-        for target, theirs in ((layer, module), (layer.out_proj, module.out_proj)):
-            for name, parameter in theirs.named_parameters(recurse=False):
-                setattr(target, name, parameter)
-        return layer.train(module.training)
+        layer = cls.__new__(cls)  # without the constructor, which draws parameters
+        nn.Module.__init__(layer)
+        for name in SIZES:
+            setattr(layer, name, getattr(module, name))
+        for name in PARAMETERS:
+            if (parameter := getattr(module, name)) is None:
+                layer.register_parameter(name, None)
+            else:  # under a parametrization a tensor, computed from its parameters
+                setattr(layer, name, parameter)
+        layer.out_proj, layer.training = module.out_proj, module.training
+        return layer
 
     def forward(
         self,
