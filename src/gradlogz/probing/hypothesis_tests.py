@@ -61,9 +61,9 @@ COMPATIBLE = "compatible"  # key of a detail
 
 # Labels of the details that `conclude` adds to every tested claim.
 TEST_DETAILS = {
-    MAJORITY: Label(f"p-value of the verdict (level {LEVEL:.4f})", "{:.2g}"),
-    DETECTABLE: Label(f"value that one test finds with a probability of {100 * POWER:g} %", "{:.2g}"),
-    DIFFERENCE: Label(f"difference to the null that one test finds with a probability of {100 * POWER:g} %", "{:.2g}"),
+    MAJORITY: Label(f"p-value of the verdict at level {LEVEL:.4f}", "{:.2g}"),
+    DETECTABLE: Label(f"detectable value ({100 * POWER:g} % power)", "{:.2g}"),
+    DIFFERENCE: Label(f"detectable difference to the null ({100 * POWER:g} % power)", "{:.2g}"),
 }
 
 
@@ -163,8 +163,7 @@ def _detectable(rows: Sequence[Finding], limits: Sequence[Bounds], sign: float) 
     bound = torch.where(supports.isfinite(), supports, refutes)
     freedom = _freedom(rows)
     error = facing(value, low, high, bound) / student_quantile(freedom)
-    found = bound + side * _arms(freedom) * error
-    return torch.where(bound.isfinite(), found, torch.nan)
+    return torch.where(bound.isfinite(), bound + side * _arms(freedom) * error, torch.nan)
 
 
 def _arms(freedom: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -63,7 +63,7 @@ GUIDE = {
         "self-check; failed also if the evaluation of a claim ended with an error. Not applicable: the model lacks "
         "what the claim needs, such as a feed-forward sublayer or a next-token loss."
     ),
-    "value that one test finds": (
+    "detectable value": (
         "Minimal detectable effect: the value of a head (or its difference to the null) that the test of a single head "
         "finds with a probability of 80 %, with the text and the width of this model; median over heads. Smaller "
         "effects may be there and remain inconclusive."
