@@ -78,11 +78,14 @@ DECLARATION = Declaration(
     ),
     bounds={
         f"{LEAST:g}": (
-            f"Half of {2 * LEAST:g}, the smallest correlation called interesting, which explains "
+            f"Half of {2 * LEAST:g}, the smallest correlation of interest, which explains "
             f"{(2 * LEAST) ** 2:.0%} of the variance of the loss that the controls leave."
         )
     },
-    interesting=f"A partial correlation of {2 * LEAST:g}, and of {-4 * LEAST:g} in refutation.",
+    interesting=(
+        "A partial correlation of 0.12. In refutation a planted correlation of -0.2 is found in 5 of 7 models with 64 "
+        "documents; what a run detects is beside its verdict."
+    ),
     power=planted_power("dropped_covariance"),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss | log n, log f, previous loss)"),

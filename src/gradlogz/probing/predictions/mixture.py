@@ -147,7 +147,7 @@ DECLARATION = Declaration(
         ),
         f"{POWER:g}": "With less, a mixture that explains nothing would have no deficit to show.",
     },
-    interesting="A deficit of 0.2: that of Gaussian keys with log lengths of standard deviation 0.3.",
+    interesting="A deficit of 0.3: that of Gaussian keys with log lengths of standard deviation 0.4.",
     power=planted_power("mixture"),
     statistic="median deficit of the explained variance of the attended mean",
     null_reason=(
