@@ -56,7 +56,8 @@ POWER = 0.8  # probability with which a detectable effect is found
 TESTS = 11  # claims of this package that are tested, each once for a model
 LEVEL = 0.05 / TESTS  # of the verdict on a model: a false one in any claim has a probability of at most 5 %
 NOTHING_MEASURED = "nothing_measured"  # key of a remark
-MAJORITY, DETECTABLE, DIFFERENCE = "majority", "detectable", "detectable_difference"  # keys of details
+MAJORITY = "p_value_of_the_verdict"  # keys of details
+DETECTABLE, DIFFERENCE = "detectable_value", "detectable_difference"
 COMPATIBLE = "compatible"  # key of a detail
 
 # Labels of the details that `conclude` adds to every tested claim.
