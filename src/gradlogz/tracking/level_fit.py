@@ -33,7 +33,7 @@ from .target_batches import ROWS, batches
 from .tracking_model import model_of, model_of_batch, noise_in, noise_of, prior_of, prior_of_batch, velocities_of
 
 SAMPLED_ROWS, SAMPLED_STEPS = 8192, 256  # rows of a fit, and the longest series of a target
-EVALUATIONS = 1500  # largest number of likelihoods
+EVALUATIONS = 2500  # largest number of likelihoods; three modes with late detections need 1,600
 TOLERANCE = 2e-5  # nats per detection
 RANGE = 1e3  # factor by which a level may differ from its start
 REMAINING = 1e-6  # probability of an outlier among the detections that were not rejected
