@@ -24,13 +24,15 @@ docs/probe.md, and tests compare the declared power of each claim with it.
 """
 
 import argparse
+import gzip
 import json
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +45,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from gradlogz import probe  # noqa: E402
+from gradlogz.probing.predictions import known_predictions  # noqa: E402
+from gradlogz.probing.runs.judgement import graded  # noqa: E402
+from gradlogz.probing.runs.records import Finding  # noqa: E402
 from support.planted import sublayers  # noqa: E402
 from support.planted.energies import attending  # noqa: E402
 from support.planted.links import LinkedQueries  # noqa: E402
@@ -59,16 +64,29 @@ from support.planted.matrices import (  # noqa: E402
 from support.planted.rows import DrawnKeys, SureModel  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "probe_calibration.json"
+ROWS = ROOT / "runs" / "probe_calibration.jsonl.gz"
+STORED = (
+    "layer", "call", "head", "quantity", "value", "low", "high", "null", "null_low", "null_high", "tokens", "freedom",
+    "null_freedom",
+)  # fmt: skip
+PREDICTIONS = {p.name: p for p in known_predictions()}
 CLAIMS = (
     "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "mixture", "expansion", "feed_forward_hopfield",
-    "pair_energy", "entropy", "hopfield",
+    "pair_energy", "entropy", "dropped_covariance",
 )  # fmt: skip
 SCALES = 0.02, 0.125, 0.25  # of initialisation; the first is the default of transformers
 DOCUMENTS, LENGTH, TOPICS, DRAWS = 64, 40, 8, 20
 WIDE = 256
 FIRST = 1000  # the first seed: bounds and planted settings were chosen with seeds below 1000
 WORDS, DISTINCT = 20_000, 4000  # distinct keys, for models whose keys are drawn one by one
-ROTATIONS = "link, rotation null"  # heads above and below the rotation null, beside the claim
+UNRELATED = "ascent", "tie", "expansion", "feed_forward_hopfield", "entropy", "dropped_covariance"
+ANY = "any of these"  # random models should have no verdict on any of UNRELATED
+# Heads that are counted beside a claim: above and below the rotation null; compatible with a claim that is only refuted
+BESIDE = {
+    "link": ("link, rotation null", "above_rotations", "below_rotations"),
+    "gaussian_measure": ("gaussian_measure, compatible", "compatible", ""),
+    "mixture": ("mixture, compatible", "compatible", ""),
+}
 
 
 def random_model(family: str, seed: int) -> torch.nn.Module:
@@ -128,6 +146,16 @@ def uneven_keys(deviation: float, seed: int) -> torch.nn.Module:
     return DrawnKeys(draw, 16, 2.0, words=DISTINCT, seed=seed)
 
 
+class Task(NamedTuple):
+    """A model to measure: random or planted, its family or effect, the strength of the effect, a seed, and claims."""
+
+    kind: str
+    name: str
+    strength: float
+    seed: int
+    claims: tuple[str, ...]
+
+
 class Planted(NamedTuple):
     """Models with one effect, by strength; its claims; documents, their length and the number of distinct words."""
 
@@ -140,7 +168,6 @@ class Planted(NamedTuple):
 
 
 UPDATES = "tie", "ascent", "expansion"
-SELECTIVE = "entropy", "hopfield"
 COSINES = -1.0, -0.3, -0.1, 0.0, 0.1, 0.2, 0.3, 1.0
 PLANTED = {
     f"tied, width {WIDTH}": Planted(tied_model, UPDATES, COSINES),
@@ -149,14 +176,14 @@ PLANTED = {
         UPDATES,
         (-1.0, -0.5, -0.1, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0),
     ),
-    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
-    "matching": Planted(matching_model, SELECTIVE, (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
-    "axes": Planted(lambda scale, seed: on_principal_axes(seed, scale), SELECTIVE, (0.5, 1.0, 2.0, 4.0), 64, 48),
-    "heavy": Planted(heavy_model, ("gaussian_measure",), (0.0, 0.1, 0.15, 0.2, 0.3), 32, 256, WORDS),
+    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.25, 0.5, 0.75, 0.85, 1.0), 128, 60),
+    "matching": Planted(matching_model, ("entropy",), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
+    "axes": Planted(lambda scale, seed: on_principal_axes(seed, scale), ("entropy",), (0.5, 1.0, 2.0, 4.0), 64, 48),
+    "heavy": Planted(heavy_model, ("gaussian_measure",), (0.0, 0.1, 0.15, 0.2, 0.3), 128, 256, WORDS),
     "attending": Planted(
         lambda step, seed: attending(step, seed=seed), ("pair_energy",), (0.01, 0.02, 0.03, 0.1), words=96
     ),
-    "unsure": Planted(SureModel, ("dropped_covariance",), (-0.5, -0.1, 0.0, 0.2, 0.5, 1.0), words=96),
+    "unsure": Planted(SureModel, ("dropped_covariance",), (-1.0, -0.5, 0.0, 0.2, 0.5, 0.7, 1.0), words=96),
     "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), COSINES),
     "linked": Planted(
         lambda strength, seed: LinkedQueries(strength, words=DISTINCT, seed=seed),
@@ -188,68 +215,118 @@ def text(
     return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}]
 
 
-def judged(task: tuple[str, str, float, int, tuple[str, ...]]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the verdicts on the rows and on the model, by claim, and the values of the rows."""
+def measured(task: Task) -> tuple[Task, dict[str, list[list[Any]]]]:
+    """Return the rows of each claim for one model: values, intervals and null values, without verdicts."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     tf.logging.set_verbosity_error()
-    kind, name, strength, seed, wanted = task
-    torch.manual_seed(seed)
-    if kind == "random":
-        model, claims, inputs = random_model(name, seed), wanted, text(seed)
+    torch.manual_seed(task.seed)
+    if task.kind == "random":
+        model, inputs = random_model(task.name, task.seed), text(task.seed)
     else:
-        planted = PLANTED[name]
-        model = planted.build(strength, seed).eval()
-        claims = tuple(claim for claim in planted.claims if claim in wanted)
-        inputs = text(seed, planted.documents, planted.length, planted.words)
-    findings = probe(model, None, inputs, predictions=list(claims), draws=DRAWS, seed=seed)
-    results = {}
-    for claim in findings.claims:
-        if claim.prediction in claims:
-            rows = [
-                r
-                for r in findings.rows
-                if r.prediction == claim.prediction and r.quantity == claim.quantity and r.verdict
-            ]
-            verdicts = Counter(r.verdict for r in rows)
-            decided = sum(number for verdict, number in verdicts.items() if verdict != "not applicable")
-            verdicts["inconclusive"] += max(claim.judged - decided, 0)  # layers that count without a value
-            results[claim.prediction] = {"model": claim.verdict, "rows": verdicts, "values": [r.value for r in rows]}
-            sides = {detail.key: detail for detail in claim.details}
-            if claim.prediction == "link" and sides:
-                above, below = (sides[f"{side}_rotations"].count or 0 for side in ("above", "below"))
-                counts = {"supported": above, "refuted": below, "inconclusive": claim.judged - above - below}
-                results[ROTATIONS] = {"model": "inconclusive", "rows": Counter(counts), "values": []}
-    return f"{kind}: {name}" + (f": {strength:g}" if kind == "planted" else ""), results
+        planted = PLANTED[task.name]
+        model = planted.build(task.strength, task.seed).eval()
+        inputs = text(task.seed, planted.documents, planted.length, planted.words)
+    findings = probe(model, None, inputs, predictions=[*task.claims], draws=DRAWS, seed=task.seed)
+    failed = [claim for claim in findings.claims if claim.verdict == "failed"]
+    if failed:
+        raise RuntimeError(f"{task}: {failed}")
+    rows: dict[str, list[list[Any]]] = {claim: [] for claim in task.claims}
+    for row in findings.rows:
+        if row.prediction in rows:
+            rows[row.prediction].append([getattr(row, name) for name in STORED])
+    return task, rows
 
 
-def main(models: int, planted: int, jobs: int, wanted: tuple[str, ...]) -> None:
+def judged(claim: str, rows: list[list[Any]]) -> dict[str, dict[str, Any]]:
+    """Return the verdicts on the rows of a claim and on the model, by today's rule, and the values of the rows."""
+    prediction = PREDICTIONS[claim]
+    findings = [Finding("", claim, **dict(zip(STORED, row, strict=True))) for row in rows]
+    judgement = graded(prediction.verdict(findings), prediction.declaration.kind)
+    of_claim = [f for f in judgement.findings if f.quantity == judgement.quantity and f.verdict]
+    verdicts = Counter(f.verdict for f in of_claim)
+    decided = sum(number for verdict, number in verdicts.items() if verdict != "not applicable")
+    verdicts["inconclusive"] += max(judgement.judged - decided, 0)  # layers that count without a value
+    counted = {"model": judgement.verdict, "rows": verdicts, "values": [f.value for f in of_claim]}
+    results = {claim: counted}
+    details = {detail.key: detail.count or 0 for detail in judgement.details}
+    if claim in BESIDE and details:
+        name, *keys = BESIDE[claim]
+        one, other = (details.get(key, 0) for key in keys)
+        counts = {"supported": one, "refuted": other, "inconclusive": judgement.judged - one - other}
+        results[name] = {"model": "inconclusive", "rows": Counter(counts), "values": []}
+    return results
+
+
+def tasks_of(models: int, planted: int, wanted: tuple[str, ...]) -> list[Task]:
+    """Return all models to measure, those of each seed together."""
     on_random = tuple(claim for claim in wanted if claim in CLAIMS)
     tasks = [
-        ("random", f, 0.0, seed, on_random) for seed in range(FIRST, FIRST + models) for f in FAMILIES if on_random
+        Task("random", f, 0.0, seed, on_random) for seed in range(FIRST, FIRST + models) for f in FAMILIES if on_random
     ]
     tasks += [
-        ("planted", name, strength, seed, wanted)
+        Task("planted", name, strength, seed, claims)
         for seed in range(FIRST, FIRST + planted)
         for name, each in PLANTED.items()
         for strength in each.strengths
-        if {*wanted} & {*each.claims}
+        if (claims := tuple(claim for claim in each.claims if claim in wanted))
     ]
-    table: dict[str, dict[str, dict[str, Any]]] = {}
+    return tasks
+
+
+def measure(tasks: list[Task], jobs: int, path: Path) -> None:
+    """Measure the models that the file lacks; their rows are appended to it, one line for each model."""
+    done = {task for task, _ in stored(path)}
+    tasks = [task for task in tasks if task not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done, (setting, claims) in enumerate(pool.map(judged, tasks), 1):
-            for claim, verdicts in claims.items():
-                empty = {"models": Counter(), "rows": Counter(), "values": []}
-                counts = table.setdefault(setting, {}).setdefault(claim, empty)
-                counts["models"][verdicts["model"]] += 1
-                counts["rows"] += verdicts["rows"]
-                counts["values"] += verdicts["values"]
-            if done % 20 == 0:
-                print(f"{done} of {len(tasks)} models, {time.perf_counter() - begun:.0f} s", flush=True)
+        for number, (task, rows) in enumerate(pool.map(measured, tasks), 1):
+            with gzip.open(path, "at") as file:  # a member of its own: complete, or cut off at the end
+                file.write(json.dumps({"task": task, "rows": rows}) + "\n")
+            if number % 20 == 0:
+                print(f"{number} of {len(tasks)} models, {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def stored(path: Path) -> Iterator[tuple[Task, dict[str, list[list[Any]]]]]:
+    """Yield the models of the file and their rows, up to one that was not written whole."""
+    if not path.exists():
+        return
+    with gzip.open(path, "rt") as file, suppress(EOFError, json.JSONDecodeError):
+        for line in file:
+            record = json.loads(line)
+            *about, claims = record["task"]
+            yield Task(*about, tuple(claims)), record["rows"]
+
+
+def table_of(tasks: list[Task], path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return counts of verdicts by setting and claim, and the median values of the rows."""
+    wanted = {*tasks}
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for task, rows in stored(path):
+        if task not in wanted:
+            continue
+        setting = f"{task.kind}: {task.name}" + (f": {task.strength:g}" if task.kind == "planted" else "")
+        results = {claim: each for name in task.claims for claim, each in judged(name, rows[name]).items()}
+        if task.kind == "random" and {*UNRELATED} <= {*task.claims}:
+            verdicts = [v for name in UNRELATED if (v := results[name]["model"]) in ("supported", "refuted")]
+            results[ANY] = {"model": (verdicts or ["inconclusive"])[0], "rows": Counter(), "values": []}
+        for claim, result in results.items():
+            empty = {"models": Counter(), "rows": Counter(), "values": []}
+            counts = table.setdefault(setting, {}).setdefault(claim, empty)
+            counts["models"][result["model"]] += 1
+            counts["rows"] += result["rows"]
+            counts["values"] += result["values"]
     for counts in (each for claims in table.values() for each in claims.values()):
         values = [value for value in counts.pop("values") if np.isfinite(value)]
         counts["median value"] = round(float(np.median(values)), 4) if values else None
+    return table
+
+
+def main(models: int, planted: int, jobs: int, wanted: tuple[str, ...], path: Path) -> None:
+    tasks = tasks_of(models, planted, wanted)
+    measure(tasks, jobs, path)
+    table = table_of(tasks, path)
     settings = {"documents": DOCUMENTS, "length": LENGTH, "draws": DRAWS, "scales": SCALES, "claims": CLAIMS}
     record = {"benchmark": "probe_calibration", **settings}
     if wanted != EVERY or not models or not planted:  # the rest keeps its counts
@@ -264,5 +341,6 @@ if __name__ == "__main__":
     parser.add_argument("--planted", type=int, default=20, help="planted models of each strength")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default=",".join(EVERY), help="claims, separated by commas")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of the measured rows, which is continued")
     arguments = parser.parse_args()
-    main(arguments.models, arguments.planted, arguments.jobs, tuple(arguments.only.split(",")))
+    main(arguments.models, arguments.planted, arguments.jobs, tuple(arguments.only.split(",")), arguments.rows)

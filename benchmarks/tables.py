@@ -485,7 +485,7 @@ def probe_errors() -> str:
         + " | models, all families | models of each family |"
     ]
     lines.append("|---" * (len(families) + 3) + "|")
-    for claim in (name for name in _with_rotations(table) if name in table["counts"][families[0]]):
+    for claim in (name for name in _with_beside(table) if name in table["counts"][families[0]]):
         each = [table["counts"][family][claim] for family in families]
         models: dict[str, int] = {}
         for counts in each:
@@ -493,7 +493,7 @@ def probe_errors() -> str:
                 name: models.get(name, 0) + counts["models"].get(name, 0) for name in {*models, *counts["models"]}
             }
         cells = [_rates(counts["rows"]) for counts in each]
-        of_models = "–" if claim not in table["claims"] else _rates(models)
+        of_models = "–" if claim in BESIDE.values() else _rates(models)
         lines.append(f"| {_code(claim)} | " + " | ".join([*cells, of_models, str(_models(each))]) + " |")
     return "\n".join(lines)
 
@@ -503,17 +503,21 @@ def _models(counts: Iterable[dict]) -> int:
     return min(sum(each["models"].values()) for each in counts)
 
 
-def _with_rotations(table: dict) -> list[str]:
-    """Names of claims, and of the test against the rotation null beside `link`."""
-    return [name for claim in table["claims"] for name in ([claim, ROTATIONS] if claim == "link" else [claim])]
+def _with_beside(table: dict) -> list[str]:
+    """Names of claims, of what is counted beside them, and of all claims that random models should not decide."""
+    names = [name for claim in table["claims"] for name in (claim, BESIDE.get(claim, claim))]
+    return [*dict.fromkeys(names), ANY]
 
 
 def _code(claim: str) -> str:
     name, comma, rest = claim.partition(",")
-    return f"`{name}`{comma}{rest}"
+    return f"`{name}`{comma}{rest}" if claim != ANY else "any of the first kind"
 
 
-ROTATIONS = "link, rotation null"
+BESIDE = {
+    "link": "link, rotation null", "gaussian_measure": "gaussian_measure, compatible", "mixture": "mixture, compatible"
+}  # fmt: skip
+ANY = "any of these"
 
 
 class Effect(NamedTuple):
@@ -535,11 +539,10 @@ EFFECTS = {
     "expansion": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "qk_geometry": Effect("alike", "cosine of W_q and W_k", ALIKE),
     "entropy": Effect("matching", "cosine of W_q and W_k", ALIKE),
-    "hopfield": Effect("matching", "cosine of W_q and W_k", ALIKE),
     "gaussian_measure": Effect(
         "heavy",
         "inverse of the degrees of freedom of Student's t distribution of the keys (0: Gaussian)",
-        "independent keys of 32 dimensions, logit variance 2, 32 documents of 256 tokens",
+        "independent keys of 32 dimensions, logit variance 2, 128 documents of 256 tokens",
     ),
     "pair_energy": Effect(
         "attending", "step size", "ALBERTs of one head that satisfy the theorem, 64 documents of 40 tokens"
@@ -568,17 +571,21 @@ def probe_power() -> str:
     """Percentages of heads or layers that support and that refute a claim, and median values, by planted effect."""
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
     narrow = {name: Effect("tied, width 32", TIED, MATRICES.format(32)) for name in ("tie", "ascent", "expansion")}
-    lines = ["| claim | planted effect; models | strength: supported / refuted (median value) |", "|---|---|---|"]
+    head = "strength: supported / refuted, in % of heads or layers; in % of models (median value)"
+    lines = [f"| claim | planted effect; models | {head} |", "|---|---|---|"]
     axes = Effect("axes", AXES, "GPT-2s of two layers and width 64, 64 documents of 48 tokens")
-    for claim, effect in [*EFFECTS.items(), ("entropy", axes), ("hopfield", axes), *narrow.items()]:
+    for claim, effect in [*EFFECTS.items(), ("entropy", axes), *narrow.items()]:
         known = _planted(table, claim, effect.planted)
-        cells = [f"{s:g}: {_rates(counts['rows'])} ({counts['median value']:.3g})" for s, counts in known.items()]
+        cells = [
+            f"{s:g}: {_rates(c['rows'])}; {_rates(c['models'])} ({c['median value']:.3g})" for s, c in known.items()
+        ]
         models = f"{_models(known.values())} of each strength: {effect.models}"
-        lines.append(f"| `{claim}` | {effect.strength}; {models} | {'; '.join(cells)} |")
-        if claim == "link":
-            sides = _planted(table, ROTATIONS, effect.planted)
+        lines.append(f"| `{claim}` | {effect.strength}; {models} | {'<br>'.join(cells)} |")
+        if claim in BESIDE:
+            sides = _planted(table, BESIDE[claim], effect.planted)
             cells = [f"{strength:g}: {_rates(counts['rows'])}" for strength, counts in sides.items()]
-            lines.append(f"| {_code(ROTATIONS)} (above / below) | as above | {'; '.join(cells)} |")
+            sign = " (above / below)" if claim == "link" else " (heads / –)"
+            lines.append(f"| {_code(BESIDE[claim])}{sign} | as above | {'<br>'.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -588,9 +595,10 @@ def power_sentences() -> dict[str, str]:
     sentences = {}
     for claim, effect in EFFECTS.items():
         known = _planted(table, claim, effect.planted)
-        shares = "; ".join(f"{strength:g}: {_rates(counts['rows'])}" for strength, counts in known.items())
+        shares = "; ".join(f"{s:g}: {_rates(c['rows'])} ({_rates(c['models'])})" for s, c in known.items())
         sentences[claim] = (
-            f"Percentages of rows that support / refute the claim, by planted effect ({effect.strength}): {shares}. "
+            "Percentages of heads or layers (in brackets: of models) that support / refute the claim, by planted "
+            f"effect ({effect.strength}): {shares}. "
             f"Models: {_models(known.values())} of each strength, {effect.models}."
         )
     return sentences

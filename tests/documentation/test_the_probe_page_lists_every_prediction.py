@@ -1,4 +1,4 @@
-"""The tables of docs/probe.md have the declared texts: claims, statistics and conditions; bounds and smallest effects.
+"""The tables of docs/probe.md have the declared texts: claims, statistics, conditions; nulls; bounds, smallest effects.
 
 As a script, this file writes the tables again.
 """
@@ -12,6 +12,7 @@ from gradlogz.probing.runs.records import DESCRIPTIVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "probe.md"
 COLUMNS = ("prediction", "kind", "claim", "definition of the statistic", "supported if", "refuted if")
+OF_NULLS = ("prediction", "null", "what it keeps and destroys, and why")
 OF_BOUNDS = ("prediction", "bound", "derivation", "smallest interesting effect")
 
 
@@ -25,9 +26,19 @@ def predictions():
     rows = []
     for prediction in known_predictions():
         declared = prediction.declaration
-        conditions = ["–", "–"] if declared.kind == DESCRIPTIVE else [declared.supports, declared.refutes]
+        conditions = [text or "–" for text in (declared.supports, declared.refutes)]
+        conditions = ["–", "–"] if declared.kind == DESCRIPTIVE else conditions
         rows.append([f"`{prediction.name}`", declared.kind, declared.claim, declared.formula, *conditions])
     return lines(COLUMNS, rows)
+
+
+def nulls():
+    rows = []
+    for prediction in known_predictions():
+        declared = prediction.declaration
+        name = "–" if declared.null in ("", "null") else declared.null
+        rows.append([f"`{prediction.name}`", name, declared.null_reason])
+    return lines(OF_NULLS, rows)
 
 
 def bounds():
@@ -40,7 +51,7 @@ def bounds():
     return lines(OF_BOUNDS, rows)
 
 
-TABLES = {"predictions": predictions, "bounds": bounds}
+TABLES = {"predictions": predictions, "nulls": nulls, "bounds": bounds}
 
 
 def parts(name):
@@ -53,6 +64,11 @@ def parts(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_the_probe_page_lists_every_prediction(name):
     assert parts(name)[1] == TABLES[name]()
+
+
+def test_every_prediction_names_its_null_and_why():
+    missing = [p.name for p in known_predictions() if len(p.declaration.null_reason.split()) < 8]
+    assert not missing, f"Declaration.null_reason is empty: {missing}"
 
 
 if __name__ == "__main__":

@@ -54,12 +54,12 @@ def test_a_planted_tie_is_the_gradient():
 
 @pytest.mark.parametrize("build", [matrices.gpt2, matrices.bert])
 def test_a_tied_model_is_supported(build):
-    found = judged(tie, build(1, matrices.tied), BATCHES, baseline=build(2, matrices.free))
+    found = judged(tie, build(1, matrices.tied), BATCHES)
     assert found.verdict == "supported"
     close(values(found.findings, tie.COSINE), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     close(values(found.findings, tie.WEIGHTED), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     assert all(f.verdict == "supported" for f in found.findings if f.quantity == tie.WEIGHTED)
-    counts = {d.key: d.count for d in found.details}
+    counts = {d.key: d.count for d in found.details if d.count is not None}
     assert counts == {"unrelated": 0, "above_rotations": 8, "below_rotations": 0}
 
 

@@ -58,7 +58,7 @@ def test_declared_power_is_that_of_the_benchmark():
 
 
 def test_interesting_effects_are_found():
-    """At the smallest effect called interesting, in at least 80 % of heads or layers."""
+    """At the smallest effect called interesting: in at least 80 % of heads or layers, and of models."""
     counts = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())["counts"]
     for claim, setting, verdict in (
         ("tie", "tied, width 256: 0.1", "supported"),
@@ -68,14 +68,32 @@ def test_interesting_effects_are_found():
         ("expansion", "tied, width 256: 0.5", "supported"),
         ("expansion", "tied, width 256: -0.5", "refuted"),
         ("gaussian_measure", "heavy: 0.2", "refuted"),
-        ("gaussian_measure", "heavy: 0", "supported"),
-        ("pair_energy", "attending: 0.03", "supported"),
-        ("qk_geometry", "alike: 1", "supported"),
-        ("entropy", "matching: 0.5", "supported"),
+        ("mixture", "uneven: 0.4", "refuted"),
+        ("pair_energy", "attending: 0.02", "supported"),
+        ("qk_geometry", "alike: 0.85", "supported"),
+        ("link", "linked: 0.8", "supported"),
+        ("link", "linked: 0", "refuted"),
+        ("entropy", "matching: 0.75", "supported"),
+        ("feed_forward_hopfield", "maps: 0.2", "supported"),
+        ("feed_forward_hopfield", "maps: -0.3", "refuted"),
         ("dropped_covariance", "unsure: 1", "supported"),
     ):
-        rows = counts[f"planted: {setting}"][claim]["rows"]
-        assert rows.get(verdict, 0) >= 0.8 * sum(rows.values()), (claim, setting, rows)
+        for kind, judged in counts[f"planted: {setting}"][claim].items():
+            if kind != "median value":
+                assert judged.get(verdict, 0) >= 0.8 * sum(judged.values()), (claim, setting, kind, judged)
+
+
+def test_random_models_have_no_verdict_more_often_than_the_level():
+    """At least 100 of each family: at most 5 % of models have any false verdict, at most 5 % of heads or layers one."""
+    counts = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())["counts"]
+    families = {name: claims for name, claims in counts.items() if name.startswith("random: ")}
+    assert len(families) == 4
+    for claims in families.values():
+        assert sum(claims["any of these"]["models"].values()) >= 100
+        assert sum(claims["any of these"]["models"].get(v, 0) for v in ("supported", "refuted")) <= 5
+        for claim in ("ascent", "tie", "expansion", "feed_forward_hopfield", "entropy", "link, rotation null"):
+            rows = claims[claim]["rows"]
+            assert max(rows.get(v, 0) for v in ("supported", "refuted")) <= 0.05 * sum(rows.values()), claim
 
 
 @pytest.mark.parametrize("prediction", TESTED, ids=lambda p: p.name)

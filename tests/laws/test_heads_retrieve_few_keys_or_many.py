@@ -1,4 +1,4 @@
-"""The keys that hold nine tenths of the weight are counted as numpy counts them; heads are judged by them."""
+"""The keys that hold nine tenths of the weight are counted as numpy counts them; heads are described by them."""
 
 import math
 
@@ -10,15 +10,14 @@ from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.events import Attended
-from gradlogz.probing.prediction import Baseline, Probed
+from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import hopfield
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
-from gradlogz.probing.statistics import merge, sums_of
-from gradlogz.probing.statistics.histogram import Histogram
+from gradlogz.probing.statistics import merge
 from support.architectures import ARCHITECTURES
 from support.planted.rows import VOCABULARY, decoder, encoder
 from support.pretrained import minilm
-from support.probe_models import details_of, findings_of, judged, remarks_of, state_of, token_batches, with_draws
+from support.probe_models import details_of, judged, remarks_of, state_of, token_batches
 
 NOTHING = Probed("", None, {}, 0)
 
@@ -103,13 +102,12 @@ def test_sharp_heads_retrieve_and_even_ones_average():
     batches = token_batches(VOCABULARY, length=64)
     draws = [encoder(sharpness=0.5, seed=seed) for seed in range(1, 7)]
     sharp = judged(hopfield, encoder(sharpness=6.0), batches, matched=draws)
-    assert sharp.verdict == "supported", sharp
+    assert sharp.verdict == "described", sharp
     assert details_of(sharp)["class I"].count == 0
+    assert all(f.value < f.null_low for f in sharp.findings if f.quantity == "held")
     even = judged(hopfield, encoder(sharpness=0.1), batches, matched=draws)
-    assert even.verdict == "refuted", even
     assert [(d.key, d.count, d.total) for d in even.details][:2] == [("class I", 8, 8), ("class II", 0, 8)]
-    for other in ({}, {"baseline": draws[0]}):  # without its null no claim is supported
-        assert judged(hopfield, encoder(sharpness=6.0), batches, **other).verdict == "inconclusive"
+    assert all(f.value > f.null for f in even.findings if f.quantity == "held")
 
 
 def test_the_theorems_are_checked_on_what_was_captured(monkeypatch):
@@ -130,49 +128,6 @@ def test_layers_that_write_their_own_softmax_are_not_judged():
     found = judged(hopfield, encoder(), token_batches(VOCABULARY), change=change)
     assert found.verdict == "not applicable"
     assert {f.verdict for f in found.findings} == {"not applicable"}
-
-
-def drawn(source, levels, spread=0.03, documents=40, heads=6):
-    state = {}
-    for i, level in enumerate(levels):
-        rows = source.integers(5, 20, (documents, 1)) * np.ones((1, heads))
-        held = level + spread * source.standard_normal(heads) + 0.1 * source.standard_normal((documents, heads))
-        none = np.zeros_like(rows)
-        columns = np.stack((rows, rows * held, none, rows, none, none, none, none), -1)
-        keys = torch.from_numpy(source.integers(0, 2**62, documents))
-        counts = torch.zeros(heads, len(hopfield.EDGES) + 2, dtype=torch.int64)
-        slack = Histogram(hopfield.EDGES, counts)
-        state[f"model {i}"] = hopfield.LayerState(sums_of(torch.from_numpy(columns), keys), slack)
-    return state
-
-
-def rulings(models, draws):
-    matched = [hopfield.evaluate(state, NOTHING) for state in draws]
-    baseline = with_draws(Baseline({}, NOTHING), matched, hopfield.evaluate(models, NOTHING))
-    rows = findings_of(hopfield, models, NOTHING, baseline)
-    return [hopfield.verdict([f for f in rows if f.layer == name]) for name in models]
-
-
-def heads_of(judgements):
-    return [f.verdict for each in judgements for f in each.findings if f.quantity == "held"]
-
-
-def test_draws_of_the_null_are_seldom_judged_either_way():
-    source = np.random.default_rng(0)
-    found = rulings(drawn(source, [0.5] * 200), [drawn(source, [0.5] * 200) for _ in range(10)])
-    for verdict in ("supported", "refuted"):
-        assert sum(r.verdict == verdict for r in found) <= 0.025 * 200 + 2 * math.sqrt(200 * 0.025 * 0.975)
-        assert heads_of(found).count(verdict) <= 0.025 * 1200 + 2 * math.sqrt(1200 * 0.025 * 0.975)
-
-
-def test_the_fewer_keys_are_held_the_more_heads_are_found():
-    source = np.random.default_rng(1)
-    levels = [level for level in (0.5, 0.43, 0.36, 0.2) for _ in range(10)]
-    found = rulings(drawn(source, levels), [drawn(source, [0.5] * 40) for _ in range(10)])
-    power = [heads_of(found[10 * i : 10 * i + 10]).count("supported") / 60 for i in range(4)]
-    assert power == sorted(power), power
-    assert power[0] <= 0.05
-    assert power[-1] > 0.95
 
 
 def test_shards_add_to_one_pass():

@@ -156,25 +156,25 @@ def of_random_length(source, shape):
     return source.standard_normal(shape) * np.exp(0.5 * source.standard_normal((shape[0], 1)) - 0.25)
 
 
-def planted(draw, variance):
-    return judged(mixture, DrawnKeys(draw, 32, variance), token_batches(20_000, length=256, padded=False))
+def planted(draw, variance, size=32):
+    return judged(mixture, DrawnKeys(draw, size, variance), token_batches(20_000, rows=8, length=256, padded=False))
 
 
 @pytest.mark.parametrize("variance", [1.0, 4.0])
-def test_gaussian_keys_are_supported_with_one_component(variance):
+def test_gaussian_keys_are_compatible_with_one_component(variance):
     found = planted(normal, variance)
-    assert (found.verdict, found.supported) == ("supported", 4), found
+    assert (found.verdict, details_of(found)["compatible"].count) == ("inconclusive", 4), found
     assert abs(found.value) < 0.05
     assert details_of(found)["components"].value == 1
 
 
-def test_two_clusters_are_supported_with_two_components_and_are_no_gaussian():
+def test_two_clusters_are_compatible_with_two_components_and_are_no_gaussian():
     found = planted(in_two_clusters, 2.0)
-    assert (found.verdict, found.supported) == ("supported", 4), found
+    assert (found.verdict, details_of(found)["compatible"].count) == ("inconclusive", 4), found
     details = details_of(found)
     assert details["components"].value == 2
     assert [details[f"within_{K}"].count for K in COMPONENTS] == [0, 4, 4, 4]
-    batches = token_batches(20_000, length=256, padded=False)
+    batches = token_batches(20_000, rows=8, length=256, padded=False)
     assert judged(gaussian_measure, DrawnKeys(in_two_clusters, 32, 2.0), batches).verdict == "refuted"
 
 
@@ -182,13 +182,14 @@ def test_a_sink_is_a_component():
     """One outlier of many keys, the same in all texts, is no Gaussian but one of two."""
     batches, model = token_batches(VOCABULARY, length=64, rows=8), with_sink(encoder(layers=1, width=128), 7.0)
     found = judged(mixture, model, batches)
-    assert found.verdict == "supported", found
+    compatible = details_of(found)["compatible"]
+    assert 2 * compatible.count > compatible.total, found
     assert details_of(found)["within_1"].count == 0
 
 
-@pytest.mark.parametrize("draw", [student, of_random_length])
-def test_other_keys_are_refuted(draw):
-    found = planted(draw, 2.0)
+@pytest.mark.parametrize(("draw", "variance"), [(student, 2.0), (of_random_length, 1.0)])
+def test_other_keys_are_refuted(draw, variance):
+    found = planted(draw, variance, size=16)
     assert found.verdict == "refuted", found
     assert found.value > 0.2
 
@@ -201,24 +202,26 @@ def test_keys_whose_distribution_is_that_of_the_document_are_refuted():
             return event
         call = event.call
         source = torch.Generator().manual_seed(int(call.query.abs().sum() * 1e3) % 2**31)
-        lengths = torch.randn(len(call.key), 1, 1, call.key.shape[-1], generator=source).exp()
+        lengths = (torch.randn(len(call.key), 1, 1, call.key.shape[-1], generator=source) / 2).exp()
         key = call.key * lengths
         from gradlogz import attend
 
         again = attend(call.query, key, call.value, attn_mask=call.attn_mask, scale=call.scale)
         return event._replace(call=call._replace(key=key), attention=again)
 
-    batches = token_batches(20_000, length=256, padded=False)
-    found = judged(mixture, DrawnKeys(normal, 32, 1.0), batches, change=of_document)
+    batches = token_batches(20_000, rows=8, length=256, padded=False)
+    found = judged(mixture, DrawnKeys(normal, 16, 1.0), batches, change=of_document)
     assert found.verdict == "refuted", found
 
 
-def test_where_weights_are_even_or_keys_few_nothing_is_supported():
+def test_where_weights_are_even_or_keys_few_nothing_is_compatible():
     found = judged(mixture, encoder(sharpness=0.1), token_batches(VOCABULARY, length=64, rows=8))
     assert found.verdict == "inconclusive", found
     assert remarks_of(found)["too_even"].numbers == {"heads": 8}
-    sharp = judged(mixture, DrawnKeys(of_random_length, 32, 4.0), token_batches(20_000, length=256, padded=False))
-    assert sharp.verdict == "inconclusive"
+    sharp = judged(
+        mixture, DrawnKeys(of_random_length, 32, 4.0), token_batches(20_000, rows=8, length=256, padded=False)
+    )
+    assert (sharp.verdict, details_of(sharp)["compatible"].count) == ("inconclusive", 0)
     assert "unexplained" in remarks_of(sharp)
     few = judged(mixture, encoder(), token_batches(VOCABULARY, length=32, rows=1))
     assert few.verdict == "not applicable"

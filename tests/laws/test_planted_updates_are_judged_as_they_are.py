@@ -55,7 +55,7 @@ PLANTED = {  # ascent, tie, expansion, pair energy
     "tied BERT": (lambda: bert(matrices.tied), "SSSN"),
     "anti-tied GPT-2": (lambda: gpt2(opposed), "RRRN"),
     "anti-tied BERT": (lambda: bert(opposed), "RRRN"),
-    "tie of strength .3": (lambda: gpt2(half_tied), "SSSN"),
+    "tie of strength .3": (lambda: gpt2(half_tied, width=64), "SSSN"),
     "OV = tau QK, not transposed": (lambda: gpt2(transposed), "UUUN"),
     "positive QK, free OV": (lambda: gpt2(positive), "UUUN"),
     "positive QK, tied OV": (lambda: gpt2(positive_and_tied), "SSSN"),

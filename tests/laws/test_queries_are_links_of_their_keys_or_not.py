@@ -109,7 +109,7 @@ def test_equal_matrices_pass_without_training():
     for prediction in (link, qk_geometry):
         found, other = (judged(prediction, model, batches) for model in (equal, free))
         assert found.verdict == "supported", found
-        assert other.verdict == "refuted", other
+        assert other.supported == 0 < other.refuted, other
         assert any("What this cannot tell" in text for text in prediction.DECLARATION.method)
 
 
@@ -129,7 +129,7 @@ def test_queries_of_gaussian_keys_have_linear_links():
 
 def test_random_matrices_are_not_links():
     found = judged(link, encoder(sharpness=1.5), token_batches(VOCABULARY, length=64, rows=6))
-    assert found.verdict == "refuted", found
+    assert found.supported == 0 < found.refuted, found
     assert details_of(found)["above_rotations"].count <= 1
 
 

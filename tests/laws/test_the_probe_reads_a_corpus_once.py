@@ -181,18 +181,10 @@ def test_matrices_take_as_much_as_is_said(words):
         assert matrix_bytes(layout, running.chosen(names)) == GROUPS * sum(met.values()) > 0
 
 
-def test_predictions_of_weights_do_not_ask_what_the_twin_read(words):
-    planted, batch = model(), next(batching.batches(documents(), words, tokens=None))
-    layout = running.discover(planted, batch.inputs)
-    one = running.Probed("", layout, running.weights_of(planted, layout, batch.inputs), 0)
-    of_weights = [p for p in known_predictions() if p.baseline == "weights"]
-    assert {"tie", "qk_geometry", "link", "symmetry", "contraction", "feed_forward_hopfield", "dropped_covariance"} <= {
-        p.name for p in of_weights
-    }
-    for prediction in of_weights:
-        state = statistics_of(planted, layout, batch, [prediction])[0][prediction.name]
-        read, unread = (prediction.null(state, one, running.Baseline(each, one)) for each in (state, {}))
-        assert repr(read) == repr(unread)
+def test_no_null_is_the_value_of_one_untrained_model(words):
+    """Null values do not move with the seed of untrained weights: no prediction asks for such a model."""
+    assert {p.baseline for p in known_predictions()} == {"none", "matched"}
+    assert running.measure(model(), words, documents(), tokens=None, draws=2).baseline is None
 
 
 def test_a_row_that_does_not_fit_is_said(words):
@@ -246,7 +238,7 @@ def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
 
     batches = list(batching.batches(documents(), words, tokens=None))
     seen = []
-    stopping = [replace(ascent.PREDICTION, statistics=statistics)]
+    stopping = [replace(ascent.PREDICTION, statistics=statistics, baseline="statistics")]
     found = running.measure(model(), words, documents(), tokens=None, baseline=1.0, predictions=stopping)
     assert len(batches) > 1
     assert len(seen) == len(batches) + 1
@@ -364,15 +356,20 @@ class Plain(torch.nn.Module):
 
 def test_a_model_without_configuration_has_a_twin_if_its_modules_can_be_reset(words):
     plain = Plain()
-    found = running.measure(plain, words, documents(), tokens=None, baseline=1.0, predictions=["entropy", "expansion"])
+
+    def null(state, model, baseline):
+        return [] if baseline is None else entropy.evaluate(baseline.state, baseline.model)
+
+    asks = [replace(entropy.PREDICTION, null=null, baseline="statistics")]
+    found = running.measure(plain, words, documents(), tokens=None, baseline=1.0, predictions=asks)
     assert found.baseline is not None
-    rows = running.evaluate(found, predictions=["entropy", "expansion"]).table("entropy")
+    rows = running.evaluate(found, predictions=asks).table("entropy")
     assert all(math.isfinite(row["null"]) for row in rows if row["quantity"] == "entropy")
     plain.fixed = Fixed()
-    found = running.measure(plain, words, documents(), tokens=None, baseline=1.0, predictions=["entropy"])
+    found = running.measure(plain, words, documents(), tokens=None, baseline=1.0, predictions=asks)
     assert found.baseline is None
     assert "reset_parameters" in found.facts["without_baseline"]
-    assert "without a random" in str(running.evaluate(found, predictions=["entropy"]))
+    assert "without a random" in str(running.evaluate(found, predictions=asks))
 
 
 MATCHED = entropy.PREDICTION

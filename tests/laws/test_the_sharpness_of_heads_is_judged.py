@@ -104,7 +104,7 @@ def test_a_model_that_chooses_is_told_from_one_that_does_not():
     assert sharp.value < 0.6 < sharp.null
     assert details_of(sharp)["entropy of the layer"].null > 0.9
     even = judged(
-        entropy, encoder(sharpness=0.01), batches, matched=[encoder(sharpness=2.0, seed=s) for s in range(1, 7)]
+        entropy, encoder(sharpness=0.01), batches, matched=[encoder(sharpness=4.0, seed=s) for s in range(1, 21)]
     )
     assert even.verdict == "refuted", even
     assert even.value > 0.99

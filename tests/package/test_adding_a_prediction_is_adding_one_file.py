@@ -117,7 +117,7 @@ def check(findings):
     assert claim.claim == findings.declarations[NAME].claim == "Rows whose logits are small have large entropies."
     page = gradlogz.report(findings)
     declared = ("Calm heads", claim.claim, "furlongs", "corr(max s, H) of a head", "against 0.25.", "There is no null.")
-    declared += ("Median calm ", " furlongs", "Calm rows: 3 of 7.", "The wind is 12 knots.")
+    declared += ("Median calm ", " furlongs", "Calm rows: 3 of 7; p value of the verdict", "The wind is 12 knots.")
     for text in (*declared, "The correlation is below 0.25.", "A correlation above 0.25.", "Entropy Collapse"):
         assert text in page, text
 
@@ -176,7 +176,9 @@ def test_texts_are_data():
     for prediction in known_predictions():
         declared = prediction.declaration
         texts = (declared.title, declared.claim, declared.formula, *declared.method)
-        texts += () if declared.kind == DESCRIPTIVE else (declared.supports, declared.refutes)
+        texts += () if declared.kind == DESCRIPTIVE else (declared.refutes,)
+        if declared.kind != DESCRIPTIVE:
+            assert bool(declared.supports) != (prediction.name in ("gaussian_measure", "mixture")), prediction.name
         texts += (declared.decision_rule, declared.statistic, declared.number, *declared.remarks.values())
         assert len(declared.title) <= 26, prediction.name
         assert all(texts), prediction.name

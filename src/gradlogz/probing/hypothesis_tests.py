@@ -8,8 +8,12 @@
 For each of the two questions the false discovery rate over all heads (or layers) of the model is 5 % (Benjamini–
 Hochberg). Confidence intervals come from the bootstrap or the jackknife; the p-value of a bound inverts the interval,
 by Student's t distribution with the degrees of freedom of the interval: the effective number of documents, or the
-number of groups, - 1. The model: supported if more than half of its judged heads are supported, refuted likewise, else
-inconclusive.
+number of groups, - 1.
+
+The model: supported if more than half of its judged heads are, by one test of this statement, and refuted likewise:
+
+    p          that at most half of the heads are beyond the bound         partial conjunction [benjamini08]
+    level      5 % / TESTS                                                 Bonferroni over the tested claims of a run
 
 Quantities of weights alone have a null distribution under random rotations, taken to be normal:
 
@@ -33,7 +37,7 @@ from .._typing import Float, Tensor
 from ..special.distributions import student_p, student_quantile
 from .prediction import Baseline
 from .runs.judgement import Judgement, Measured, Ruling, graded
-from .runs.records import DESCRIPTIVE, Detail, Finding, Remark
+from .runs.records import DESCRIPTIVE, Detail, Finding, Label, Remark
 from .statistics import (
     GROUPS,
     Estimate,
@@ -41,13 +45,27 @@ from .statistics import (
     benjamini_hochberg,
     bootstrap,
     facing,
+    majority_p_value,
     median_estimate,
     p_values,
     prediction_band,
 )
 
 NORMAL = 1.959963984540054  # quantile .975
+POWER = 0.8  # probability with which a detectable effect is found
+TESTS = 11  # claims of this package that are tested, each once for a model
+LEVEL = 0.05 / TESTS  # of the verdict on a model: a false one in any claim has a probability of at most 5 %
 NOTHING_MEASURED = "nothing_measured"  # key of a remark
+MAJORITY = "p_value_of_the_verdict"  # keys of details
+DETECTABLE, DIFFERENCE = "detectable_value", "detectable_difference"
+COMPATIBLE = "compatible"  # key of a detail
+
+# Labels of the details that `conclude` adds to every tested claim.
+TEST_DETAILS = {
+    MAJORITY: Label(f"p-value of the verdict at level {LEVEL:.4f}", "{:.2g}"),
+    DETECTABLE: Label(f"detectable value ({100 * POWER:g} % power)", "{:.2g}"),
+    DIFFERENCE: Label(f"detectable difference to the null ({100 * POWER:g} % power)", "{:.2g}"),
+}
 
 
 class Bounds(NamedTuple):
@@ -55,6 +73,21 @@ class Bounds(NamedTuple):
 
     supports: float
     refutes: float
+
+
+class Judged(NamedTuple):
+    """Findings with verdicts for the rows of a quantity, and what the verdict on the model needs of their tests.
+
+    supports, refutes: p-values of the rows in both directions, NaN for rows that cannot be tested. detectable: the
+    smallest value, or difference to the null, that the test of a row finds with a probability of 80 %; NaN if unknown.
+    key: of the detail that reports it.
+    """
+
+    findings: list[Finding]
+    supports: Float[Tensor, " n"]
+    refutes: Float[Tensor, " n"]
+    detectable: Float[Tensor, " n"]
+    key: str = DETECTABLE
 
 
 class Counted(NamedTuple):
@@ -70,32 +103,73 @@ class Counted(NamedTuple):
 
 def judge(
     findings: Sequence[Finding], quantity: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
-) -> list[Finding]:
-    """Findings with verdicts for the rows of `quantity`; with `small` the claim is that values are small."""
+) -> Judged:
+    """Judge the rows of `quantity` by bounds at FDR 5 %; with `small` the claim is that values are small."""
     rows = [f for f in findings if f.quantity == quantity]
     sign = -1.0 if small else 1.0
-    rejected = []
-    for side, name in ((sign, "supports"), (-sign, "refutes")):
-        rejected.append(benjamini_hochberg(_p_values(rows, [getattr(bounds(f), name) for f in rows], side)).tolist())
-    return _with_verdicts(findings, quantity, *rejected)
+    limits = [bounds(f) for f in rows]
+    supports = _p_values(rows, [b.supports for b in limits], sign)
+    refutes = _p_values(rows, [b.refutes for b in limits], -sign)
+    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, _detectable(rows, limits, sign))
 
 
-def judge_both(
-    findings: Sequence[Finding], quantity: str, other: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
-) -> list[Finding]:
-    """Findings with verdicts for the rows of both quantities; those of `quantity` need both of the same head.
+def refutable(
+    findings: Sequence[Finding], quantity: str, other: str, bounds: Callable[[Finding], Bounds]
+) -> tuple[Judged, Detail]:
+    """Judge a claim that two quantities of a head are small, and which can only be refuted.
 
-    A row of `quantity` is supported if both rows of its head are, and refuted if either is.
+    A head is refuted if either value is above its bound (twice the smaller p-value). It is compatible, which is
+    counted, if both are below (the larger p-value): untrained heads may be, too, so that nothing is supported.
     """
-    judged = judge(judge(findings, quantity, bounds, small=small), other, bounds, small=small)
-    others = {(f.layer, f.call, f.head): f.verdict for f in judged if f.quantity == other}
-    joined = []
-    for f in judged:
-        verdicts = {f.verdict, others.get((f.layer, f.call, f.head), f.verdict)}
-        if f.quantity == quantity and len(verdicts) > 1:
-            f = f._replace(verdict="refuted" if "refuted" in verdicts else "inconclusive")
-        joined.append(f)
-    return joined
+    rows = [f for f in findings if f.quantity == quantity]
+    beside = {_head(f): f for f in findings if f.quantity == other}
+    pairs = rows, [beside.get(_head(f), f) for f in rows]  # a layer without values has one row of one quantity
+    limits = [[bounds(f) for f in each] for each in pairs]
+    below, above = (
+        torch.stack(
+            [_p_values(f, [getattr(b, name) for b in each], side) for f, each in zip(pairs, limits, strict=True)]
+        )
+        for name, side in (("supports", -1.0), ("refutes", 1.0))
+    )
+    refutes = (2 * above.amin(0)).clamp(max=1.0)
+    compatible = benjamini_hochberg(below.amax(0))
+    never = torch.full_like(refutes, math.nan)
+    detectable = _detectable(rows, [b._replace(supports=math.nan) for b in limits[0]], -1.0)
+    judged = Judged(_ruled(findings, quantity, never, refutes), never, refutes, detectable)
+    total = len(_applicable(judged.findings, quantity))
+    return judged, Detail(COMPATIBLE, count=int(compatible.sum()), total=total)
+
+
+def _head(f: Finding) -> tuple[str, int, int | None]:
+    return f.layer, f.call, f.head
+
+
+def _ruled(
+    findings: Sequence[Finding], quantity: str, supports: Float[Tensor, " n"], refutes: Float[Tensor, " n"]
+) -> list[Finding]:
+    """Findings with the verdicts that p-values have at FDR 5 %."""
+    return _with_verdicts(findings, quantity, *(benjamini_hochberg(p).tolist() for p in (supports, refutes)))
+
+
+def _detectable(rows: Sequence[Finding], limits: Sequence[Bounds], sign: float) -> Float[Tensor, " n"]:
+    """Smallest values of a claim that the tests of rows find with probability POWER; NaN without bound or interval.
+
+        bound ± (t_.975 + t_.8) se          se: of the confidence interval, which faces the bound
+
+    Of claims that cannot be supported it is the value that refutes them.
+    """
+    value, low, high = _fields(rows, "value", "low", "high")
+    supports, refutes = torch.tensor(limits, dtype=torch.float64).reshape(-1, 2).mT
+    side = torch.where(supports.isfinite(), sign, -sign)
+    bound = torch.where(supports.isfinite(), supports, refutes)
+    freedom = _freedom(rows)
+    error = facing(value, low, high, bound) / student_quantile(freedom)
+    return torch.where(bound.isfinite(), bound + side * _arms(freedom) * error, torch.nan)
+
+
+def _arms(freedom: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Standard errors between a bound and an effect that a two-sided 5 % test finds with probability POWER."""
+    return student_quantile(freedom) + student_quantile(freedom, 2 * POWER - 1)
 
 
 def _with_verdicts(
@@ -117,28 +191,41 @@ def _with_verdicts(
 
 def judge_against_null(
     findings: Sequence[Finding], quantity: str, *, also: Sequence[str] = (), small: bool = False
-) -> list[Finding]:
-    """Findings with verdicts for the rows of `quantity`, whose bound is the null value itself, at FDR 5 % each way.
+) -> Judged:
+    """Judge the rows of `quantity`, whose bound is the null value itself, at FDR 5 % each way.
 
     A row must be beyond its null value and, with `also`, beyond those of further quantities of the same head: the
     largest of their p-values tests that all hold (intersection-union test [berger82]). Rows without a null value are
     inconclusive.
     """
     rows = [f for f in findings if f.quantity == quantity]
-    place = {(f.layer, f.call, f.head): i for i, f in enumerate(rows)}
-    above, below = against_null(rows)
+    place = {_head(f): i for i, f in enumerate(rows)}
+    tests = _against_null(rows)
     for other in also:
         further = [f for f in findings if f.quantity == other]
-        index = [place[f.layer, f.call, f.head] for f in further]
-        more = torch.full((2, len(rows)), math.nan, dtype=torch.float64)
-        more[:, index] = torch.stack(against_null(further))
-        above, below = torch.maximum(above, more[0]), torch.maximum(below, more[1])  # NaN if either is
-    supported, refuted = (benjamini_hochberg(p).tolist() for p in ((below, above) if small else (above, below)))
-    return _with_verdicts(findings, quantity, supported, refuted)
+        more = torch.full((3, len(rows)), math.nan, dtype=torch.float64)
+        more[:, [place[_head(f)] for f in further]] = torch.stack(_against_null(further))
+        tests = _Tests(*(torch.maximum(one, each) for one, each in zip(tests, more, strict=True)))  # NaN if either is
+    supports, refutes = (tests.below, tests.above) if small else (tests.above, tests.below)
+    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, tests.detectable, DIFFERENCE)
 
 
 def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """p-values of value <= null and of value >= null; NaN without a null value.
+    """p-values of value <= null and of value >= null; NaN without a null value."""
+    tests = _against_null(rows)
+    return tests.above, tests.below
+
+
+class _Tests(NamedTuple):
+    """p-values of value <= null and of value >= null, and the difference that is found with probability POWER."""
+
+    above: Float[Tensor, " n"]
+    below: Float[Tensor, " n"]
+    detectable: Float[Tensor, " n"]
+
+
+def _against_null(rows: Sequence[Finding]) -> _Tests:
+    """Tests of rows against their null values; NaN without one.
 
         t = (value - null) / sqrt(se² + sd²)        se: of the value; sd: prediction error of one more draw of the null
 
@@ -146,9 +233,8 @@ def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Te
     which are draws of the null themselves are rarely supported or refuted. p-values are two-sided, and 1 on the other
     side.
     """
-    value, low, high, null, null_high, null_freedom = (
-        torch.tensor([getattr(f, name) for f in rows], dtype=torch.float64)
-        for name in ("value", "low", "high", "null", "null_high", "null_freedom")
+    value, low, high, null, null_high, null_freedom = _fields(
+        rows, "value", "low", "high", "null", "null_high", "null_freedom"
     )
     freedom = _freedom(rows)
     null_freedom = null_freedom.nan_to_num(math.inf)  # bands of normal distributions
@@ -158,22 +244,21 @@ def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Te
     welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
     p = student_p((value - null) / total.sqrt(), welch)
     above, below = (torch.where((side > 0) | p.isnan(), p, 1.0) for side in (value - null, null - value))
-    return above, below
+    return _Tests(above, below, _arms(welch) * total.sqrt())
 
 
 def describe(
     findings: Sequence[Finding], quantity: str, *, details: Sequence[Detail] = (), remarks: Sequence[Remark] = ()
 ) -> Judgement:
     """Judgement without a test: the medians of a quantity, details and remarks."""
-    rows = [f for f in findings if f.quantity == quantity]
-    none = [False] * len(rows)
-    judgement = conclude(_with_verdicts(findings, quantity, none, none), quantity, details=details, remarks=remarks)
-    return graded(judgement, DESCRIPTIVE)
+    none = [False] * sum(f.quantity == quantity for f in findings)
+    described = _with_verdicts(findings, quantity, none, none)
+    return graded(counted(described, quantity, details=details, remarks=remarks), DESCRIPTIVE)
 
 
 def count(findings: Sequence[Finding], quantity: str) -> Counted:
     """Counts of the verdicts on a quantity, with medians and the majority verdict."""
-    rows = [f for f in findings if f.quantity == quantity and f.verdict not in ("", "not applicable")]
+    rows = _applicable(findings, quantity)
     supported, refuted = (sum(f.verdict == v for f in rows) for v in ("supported", "refuted"))
     verdict: Ruling = "inconclusive" if rows else "not applicable"
     if 2 * supported > len(rows):
@@ -184,9 +269,28 @@ def count(findings: Sequence[Finding], quantity: str) -> Counted:
 
 
 def conclude(
+    judged: Judged, quantity: str, *, details: Sequence[Detail] = (), remarks: Sequence[Remark] = ()
+) -> Judgement:
+    """Judgement of the model: a test that more than half of the judged rows are beyond the bound, at level LEVEL.
+
+    Details and remarks follow, with the p-value of the verdict and the median of the effects that tests detect.
+    """
+    judgement = counted(judged.findings, quantity, details=details, remarks=remarks)
+    if not judgement.judged:
+        return judgement
+    rows = [f for f in judged.findings if f.quantity == quantity]
+    tested = [i for i, f in enumerate(rows) if f.verdict != "not applicable"]
+    supports, refutes = (majority_p_value(p[tested].nan_to_num(1.0)) for p in (judged.supports, judged.refutes))
+    verdict: Ruling = "supported" if supports <= LEVEL else "refuted" if refutes <= LEVEL else "inconclusive"
+    effect = median(judged.detectable[tested].tolist())
+    tests = (Detail(MAJORITY, min(supports, refutes)), Detail(judged.key, effect))
+    return judgement._replace(verdict=verdict, details=(*judgement.details, *tests))
+
+
+def counted(
     findings: list[Finding], quantity: str, *, details: Sequence[Detail] = (), remarks: Sequence[Remark] = ()
 ) -> Judgement:
-    """Judgement by the majority of the judged rows: medians and counts, details and remarks.
+    """Judgement by the number of rows with each verdict: medians and counts, details and remarks.
 
     Without judged rows the claim is not applicable, and the one remark is NOTHING_MEASURED.
     """
@@ -197,6 +301,10 @@ def conclude(
         findings, counts.verdict, quantity, counts.value, null=counts.null, judged=counts.judged,
         supported=counts.supported, refuted=counts.refuted, details=tuple(details), remarks=tuple(remarks),
     )  # fmt: skip
+
+
+def _applicable(findings: Sequence[Finding], quantity: str) -> list[Finding]:
+    return [f for f in findings if f.quantity == quantity and f.verdict not in ("", "not applicable")]
 
 
 def median(values: Iterable[float]) -> float:
@@ -261,10 +369,10 @@ def absent(layer: str, quantity: str) -> Measured:
     return Measured(layer, None, quantity, math.nan)
 
 
-def random_band(layer: str, quantity: str, draws: Float[Tensor, " m"]) -> Measured:
-    """Null value of a layer and 95 % prediction band of one more draw, from the draws of a null."""
+def random_band(layer: str, head: int | None, quantity: str, draws: Float[Tensor, " m"]) -> Measured:
+    """Null value and 95 % prediction band of one more draw, from the draws of a null."""
     mean, arm = (float(t) for t in prediction_band(draws.double()))
-    return Measured(layer, None, quantity, mean, mean - arm, mean + arm)
+    return Measured(layer, head, quantity, mean, mean - arm, mean + arm, freedom=len(draws) - 1.0)
 
 
 def matched_null(baseline: Baseline | None, quantities: Container[str]) -> list[Measured]:
@@ -299,12 +407,8 @@ def _bands(draws: Iterable[Iterable[Measured]], quantities: Container[str]) -> l
     for m in chain.from_iterable(draws):
         if m.quantity in quantities and math.isfinite(m.value):
             values[m.layer, m.head, m.quantity].append(m.value)
-    rows = []
-    for place, each in values.items():
-        if len(each) > 1:
-            mean, arm = (float(t) for t in prediction_band(torch.tensor(each, dtype=torch.float64)))
-            rows.append(Measured(*place, mean, mean - arm, mean + arm, freedom=len(each) - 1.0))
-    return rows
+    several = {place: torch.tensor(each, dtype=torch.float64) for place, each in values.items() if len(each) > 1}
+    return [random_band(*place, each) for place, each in several.items()]
 
 
 def band(expected: float, deviation: float) -> tuple[float, float, float]:
@@ -314,14 +418,7 @@ def band(expected: float, deviation: float) -> tuple[float, float, float]:
 
 def outside(findings: Sequence[Finding]) -> list[bool]:
     """Findings whose values differ from their null values, by a two-sided test at FDR 5 %."""
-    value, low, high, null, null_high = (
-        torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64)
-        for name in ("value", "low", "high", "null", "null_high")
-    )
-    freedom = _freedom(findings)
-    deviation = facing(value, low, high, null) / student_quantile(freedom)
-    z = (value - null) / (deviation.square() + ((null_high - null) / NORMAL).square()).sqrt()
-    rejected: list[bool] = benjamini_hochberg(student_p(z, freedom)).tolist()
+    rejected: list[bool] = benjamini_hochberg(torch.minimum(*against_null(findings))).tolist()
     return rejected
 
 
@@ -334,11 +431,15 @@ def beyond_the_null(finding: Finding, least: float) -> Bounds:
 
 def _p_values(findings: Sequence[Finding], bounds: Sequence[float], side: float) -> Tensor:
     """p-values of the bounds, 1 where the interval contains the bound or lies on the other side, NaN without one."""
-    fields = torch.tensor([[f.value, f.low, f.high] for f in findings], dtype=torch.float64).reshape(-1, 3)
-    value, low, high = fields.mT
+    value, low, high = _fields(findings, "value", "low", "high")
     bound = torch.tensor(bounds, dtype=torch.float64)
     near = low if side > 0 else high
     return torch.where(side * (near - bound) <= 0, 1.0, p_values(value, low, high, _freedom(findings), bound))
+
+
+def _fields(findings: Sequence[Finding], *names: str) -> tuple[Float[Tensor, " n"], ...]:
+    """Fields of findings as tensors, in float64."""
+    return tuple(torch.tensor([getattr(f, name) for f in findings], dtype=torch.float64) for name in names)
 
 
 def _freedom(findings: Sequence[Finding]) -> Tensor:

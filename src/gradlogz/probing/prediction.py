@@ -2,7 +2,7 @@
 
     statistics     mergeable statistics of an event of a batch
     evaluate       values with confidence intervals, by layer and head, from the merged statistics
-    null           null values of the same quantities: random weights, rotated matrices, permuted heads
+    null           null values of the same quantities: rotated matrices, matched draws, permuted tokens
     verdict        supported, refuted, inconclusive or not applicable, with numbers and no sentences
 
     PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict)
@@ -52,9 +52,8 @@ class Baseline(Generic[State]):
     """Random models of the same architecture, on samples of the same windows.
 
     Attributes:
-        state: merged statistics of one prediction, of the untrained model; empty if the prediction needs the weights
-            only.
-        model: the untrained model.
+        state: merged statistics of one prediction, of an untrained model; empty unless the prediction asks for them.
+        model: the untrained model; the probed one without it.
         matched: values of the attention layers with randomly rotated inputs (passes/rotated_heads.py), one list for
             each draw; empty if the prediction does not ask for them.
         rescaled: the same for random queries of the model's logit variance, as differences to the values of the model
@@ -86,9 +85,9 @@ class Prediction(Generic[State]):
         verdict: findings with verdicts, and the result for the model.
         empty: the state before any text.
         order: position in tables.
-        baseline: data that `null` needs of the random-weights baseline: its statistics, its weights only, or its
-            statistics and also the values of matched draws (`hypothesis_tests.matched_null`). In a matched draw
-            `statistics` receives attention calls only, and `evaluate` no weights.
+        baseline: random models that `null` needs: none; the values of matched draws (`hypothesis_tests.matched_null`),
+            in which `statistics` receives attention calls only, and `evaluate` no weights; or the statistics of one
+            untrained model, whose values depend on its seed and have no band: a description, not the null of a test.
         rescaled: whether matched draws also measure random queries of the model's logit variance.
         matrices: size in bytes of each large matrix in the state, by name; predictions that share a matrix give it
             the same name.
@@ -102,7 +101,7 @@ class Prediction(Generic[State]):
     verdict: Callable[[list[Finding]], Judgement]
     empty: Callable[[], State] = dict  # type: ignore[assignment]
     order: int = LAST
-    baseline: Literal["statistics", "weights", "matched"] = "statistics"
+    baseline: Literal["none", "matched", "statistics"] = "none"
     rescaled: bool = False
     matrices: Callable[[Architecture], Mapping[str, int]] = no_matrices
 

@@ -4,10 +4,9 @@
     statistics   merged over the events of all batches                       passes/batch_statistics.py, predictions/
     findings     verdict(evaluate(statistics), null(statistics))             predictions/, hypothesis_tests.py
 
-Memory does not grow with the corpus, and findings are computed without the model. The random-weights baseline, a model
-of the same architecture, reads a sample of the same windows for the null values that need it. Each draw of the matched
-baseline, the layers of the model with randomly rotated inputs, reads a small sample; all together read at most as many
-windows as the model, or one each. Each draw is evaluated at once.
+Memory does not grow with the corpus, and findings are computed without the model. Each draw of the matched baseline,
+the layers of the model with randomly rotated inputs, reads a small sample and is evaluated at once; all together read
+at most as many windows as the model, or one each. An untrained model is measured only if a prediction asks for it.
 
 Read next: prediction.py (the definition of a prediction), measurement.py (the record of a pass), runs/findings.py (the
 results), runs/run_folder.py (on disk).
@@ -47,7 +46,7 @@ from .passes.extreme_tokens import ExtremeToken, greatest
 from .passes.interruption import interruptible
 from .passes.matched_draws import ByPrediction, Draw, Window, by_prediction, dealt, with_windows
 from .passes.memory_limits import check_memory, tokens_of_a_batch
-from .passes.nulls import baseline_name, check_nulls, matched_of
+from .passes.nulls import baseline_name, check_nulls, matched_of, untrained_of
 from .passes.placement import placed
 from .passes.rotated_heads import drawn
 from .prediction import Baseline, Prediction, Probed
@@ -170,7 +169,8 @@ def measure(
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
         begun = time.perf_counter()
-        untrained = _baseline(model, sampled, sample.least(), wanted, probed, interrupted) if baseline else None
+        needed = untrained_of(wanted, baseline=baseline)
+        untrained = _baseline(model, sampled, sample.least(), needed, probed, interrupted) if needed else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
         values = matched_draws(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
@@ -288,7 +288,6 @@ def _baseline(
     interrupted: Callable[[], bool],
 ) -> tuple[Baseline, BaselineState] | str:
     """Return the random-weights baseline on rows of the corpus, or the reason why it cannot be initialised."""
-    predictions = [p for p in predictions if p.baseline != "weights"]
     try:
         other = with_random_weights(model, seed=stream_seed("weights", probed.seed))
     except ValueError as error:

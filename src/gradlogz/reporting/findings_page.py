@@ -38,10 +38,9 @@ GUIDE = {
         "replicates. Statistics of weights alone have no sampling error and no interval."
     ),
     "null": (
-        "The same statistic under a null model: the untrained architecture (random-weights baseline), heads with the "
-        "spectra of the trained QK matrices and random singular vectors (matched baseline), random queries of equal "
-        "logit variance, randomly rotated matrices, "
-        "other heads, permuted tokens or a random order of depths. Each section names its null. Figures show "
+        "The same statistic under a null model: heads with the spectra of the trained QK matrices and random singular "
+        "vectors (matched baseline), random queries of equal logit variance, randomly rotated matrices or updates, "
+        "permuted tokens or hidden units, Gaussian samples. Each section names its null. Figures show "
         "it in grey, with its 95 % band where it has one. Above (below) the null: beyond the upper (lower) end of the "
         "band."
     ),
@@ -58,10 +57,16 @@ GUIDE = {
         "alone are compared with the bound directly."
     ),
     "verdict on the model": (
-        "Supported or refuted if more than half of its heads (or layers) are, unless the decision rule states "
-        "otherwise; otherwise inconclusive. Described: a descriptive claim, which is not tested. Passed or failed: a "
+        "Supported or refuted if more than half of its heads (or layers) are, by one test of this statement at a level "
+        "of 5 % divided by the number of tested claims (Bonferroni); otherwise inconclusive. Described: a descriptive "
+        "claim, which is not tested. Passed or failed: a "
         "self-check; failed also if the evaluation of a claim ended with an error. Not applicable: the model lacks "
         "what the claim needs, such as a feed-forward sublayer or a next-token loss."
+    ),
+    "detectable value": (
+        "Minimal detectable effect: the value of a head (or its difference to the null) that the test of a single head "
+        "finds with a probability of 80 %, with the text and the width of this model; median over heads. Smaller "
+        "effects may be there and remain inconclusive."
     ),
     "QK matrix": "W_q W_kᵀ of a head: the logit of tokens x and y is x W_q W_kᵀ yᵀ, up to scale and rotary embedding.",
     "OV matrix": "W_v W_o of a head: with attention weights a_j it adds Σ_j a_j x_j W_v W_o to the residual stream.",
@@ -145,9 +150,10 @@ def _methods(run: Run) -> tuple[str, ...]:
         "confidence intervals come from the Poisson bootstrap over documents [efron79] [hanley06], and for statistics "
         "of covariance matrices from the jackknife over eight groups of documents [busing99]. Replicates of all heads "
         "are of the same documents; the interval of a median over heads is that of the medians of the replicates.",
-        "Null values. The null value is the same statistic under a null model: the untrained architecture, the matched "
-        "baseline, randomly rotated matrices, other heads, permuted tokens or a random order of depths, as named in "
-        "each section. In the matched baseline queries and keys of a layer are computed from its inputs in random "
+        "Null values. The null value is the same statistic under a null model: the matched baseline, random queries of "
+        "equal logit variance, randomly rotated matrices or updates, permuted tokens or hidden units, or Gaussian "
+        "samples, as named in each section. In the matched baseline queries and keys of a layer are computed from its "
+        "inputs in random "
         "rotations, so that the QK matrix of every head keeps its singular values and has random singular vectors "
         "[mezzadri07]; its band is the 95 % prediction band of one more draw.",
         "Bounds. Each tested claim has a bound of support and a bound of refutation: a constant, the null, or both, "
@@ -160,14 +166,15 @@ def _methods(run: Run) -> tuple[str, ...]:
         "p-value is 1 unless the whole confidence interval is beyond the bound. The Benjamini–Hochberg procedure "
         "[benjamini95] decides which p-values are significant, separately for the two bounds, at FDR 5 % over all "
         "heads. Statistics of weights alone have no sampling error and are compared with the bounds directly.",
-        "Multiplicity. The FDR is that of one claim, one model and one direction (support, or refutation). It is not "
-        "controlled over claims or over models: of many verdicts some may be false. Verdicts on models need more than "
-        "half of the heads or layers, which random models did not reach for the claims that they should not decide "
-        "(error rates in docs/probe.md).",
+        "Multiplicity. The numbers of heads have an FDR of 5 % within one claim, one model and one direction (support, "
+        "or refutation). The verdict on the model is a test of its own: that more than half of its heads or layers are "
+        "beyond the bound (partial conjunction [benjamini08]), at 5 % divided by the number of tested claims, so that "
+        "a false verdict in any claim has a probability of at most 5 %. Several models are not corrected for. Error "
+        "rates on random models are in docs/probe.md.",
         "Verdicts. A head supports (refutes) the claim if its value is significantly beyond the bound of support (of "
         "refutation). All other heads are inconclusive, also those whose 95 % confidence interval excludes the bound "
-        "but whose p-value is too large for FDR 5 %. The verdict on the model is that of more than half of its heads "
-        "or layers, unless the decision rule states otherwise.",
+        "but whose p-value is too large for FDR 5 %. A model with a small majority of supporting heads may be "
+        "inconclusive: its p-value is shown.",
         "Theory. The claims follow from [shim22], with corrections. [theory N] refers to statement N of "
         "docs/theory.md, E followed by a number to a correction in docs/errata.md.",
     )

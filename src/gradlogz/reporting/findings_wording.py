@@ -108,6 +108,8 @@ def _counts(claim: Summary, declaration: Declaration) -> str:
     support, refute = declaration.outcomes
     correction = f" ({declaration.correction})" if declaration.correction else ""
     objects = declaration.unit + "s" * (claim.judged != 1)
+    if declaration.refutes and not declaration.supports and not claim.supported:  # a claim that can only be refuted
+        return f"{claim.refuted} of {claim.judged} {objects} {refute.replace(' it', ' the claim')}{correction}"
     return f"{claim.supported} of {claim.judged} {objects} {support}, {claim.refuted} {refute}{correction}"
 
 
@@ -175,6 +177,7 @@ def facts_of(declarations: Declarations, prediction: str) -> dict[str, str]:
     texts = {
         "kind": KINDS_EXPLAINED.get(declared.kind, declared.kind),
         "definition": declared.formula,
+        "reason for the null": declared.null_reason,
         **({} if declared.kind == DESCRIPTIVE else conditions),
         "decision rule": declared.decision_rule,
         "bounds": " ".join(f"{number}: {reason}" for number, reason in declared.bounds.items()),
@@ -265,8 +268,8 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
         sentences.append(f"Tests beyond the theory: {outcomes}.")
     if (number := tested + sum(beyond[verdict] for verdict in TESTED)) > 1:
         sentences.append(
-            f"The FDR of 5 % holds among the heads or layers of one claim; the {number} verdicts are not corrected for "
-            "their number."
+            f"{number} verdicts are counted; the probability of a false one is at most 5 % for all claims of a model "
+            "together, and several models are not corrected for."
         )
     if described := sum(claim.verdict == "described" for claim in claims):
         sentences.append(f"Described without a test: {described}.")

@@ -80,8 +80,8 @@ def seeded(build, seed=0):
         return build()
 
 
-def gpt2(heads, seed=1):
-    return matrices.gpt2(seed, heads)
+def gpt2(heads, seed=1, **sizes):
+    return matrices.gpt2(seed, heads, **sizes)
 
 
 def bert(heads, seed=1):

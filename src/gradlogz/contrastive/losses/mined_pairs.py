@@ -14,7 +14,8 @@ from ...kernels.losses.visible_pairs import VisiblePairs
 from ..validation import check_indices, check_integers
 
 Indices = Int[Tensor, " k"]
-MinedPairs = tuple[Indices, Indices, Indices, Indices] | tuple[Indices, Indices, Indices]
+Others = Int[Tensor, " l"]
+MinedPairs = tuple[Indices, Indices, Others, Others] | tuple[Indices, Indices, Indices]
 
 
 def visible_pairs(call: str, labels: Int[Tensor, " m"], pairs: MinedPairs | None) -> tuple[VisiblePairs, VisiblePairs]:

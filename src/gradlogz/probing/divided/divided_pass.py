@@ -33,7 +33,7 @@ from ..passes.batch_statistics import statistics_of
 from ..passes.extreme_tokens import ExtremeToken, greatest
 from ..passes.matched_draws import Draw
 from ..passes.memory_limits import MOST, bundles_of, check_part_memory
-from ..passes.nulls import check_nulls, matched_of
+from ..passes.nulls import check_nulls, matched_of, untrained_of
 from ..passes.placement import placed
 from ..passes.rotated_heads import drawn
 from ..prediction import Prediction, Probed
@@ -84,18 +84,19 @@ def divided_measure(
     """
     check_nulls(options.baseline, options.draws)
     matched = matched_of(predictions, draws=options.draws, baseline=options.baseline)
+    untrained = untrained_of(predictions, baseline=options.baseline)
     place = WorkFolder("probe", folder, facts, restart=restart)
     with place.opened():
         parts = corpus_parts(
-            place, _reading(source, loaded, corpus, options), parts=options.parts, baseline=options.baseline,
-            draws=options.draws if matched else 0,
+            place, _reading(source, loaded, corpus, options), parts=options.parts,
+            baseline=options.baseline if untrained else 0.0, draws=options.draws if matched else 0,
         )  # fmt: skip
         MODELS.give(source, loaded.model)
         layers, bundles = _sizes(place, source, parts, predictions)
         MODELS.clear()  # workers have their own; here it is opened again as they do it, with one thread
         if isinstance(engine, InProcess):
             MODELS.give(source, loaded.model)
-        items, begun = _items(parts, layers, bundles, random=options.baseline > 0), time.perf_counter()
+        items, begun = _items(parts, layers, bundles, random=bool(untrained)), time.perf_counter()
         results = run_items(
             partial(part_state, place, source, parts.first), items, engine=engine, folder=place, call="probe",
             modules=modules_of(predictions), progress=progress,
@@ -166,7 +167,7 @@ def part_state(place: WorkFolder, source: ModelSource, first: str, work: PartWor
         except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
             return str(error)
     bundle = bundles_of(opened.architecture, predictions)[work.bundle]
-    measured = [p for p in bundle if not work.random or p.baseline != "weights"]
+    measured = [p for p in bundle if not work.random or p.baseline == "statistics"]
     state: dict[str, Any] = {}
     extreme: list[ExtremeToken] = []
     for each in batches:

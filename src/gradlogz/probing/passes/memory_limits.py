@@ -40,7 +40,7 @@ def check_memory(
     """
     size = matrix_bytes(architecture, predictions)
     if baseline:
-        size += matrix_bytes(architecture, [p for p in predictions if p.baseline != "weights"])
+        size += matrix_bytes(architecture, [p for p in predictions if p.baseline == "statistics"])
     if size < LARGE:
         return ""
     memory = memory_of(device_of(model))
@@ -52,7 +52,7 @@ def check_memory(
         )
         *others, last = [p.name for p in predictions if p.matrices(architecture)]
         names = f"{', '.join(others)} and {last}" if others else last
-        remedy = f"Divide the work (--resume FOLDER), leave out {names}, pass baseline=0, or use another device."
+        remedy = f"Divide the work (--resume FOLDER), leave out {names}, or use another device."
         raise InputValueError("probe", "predictions", problem, remedy)
     return f"The matrices of the residual stream need {gibibytes} of memory."
 

@@ -24,6 +24,11 @@ def matched_of(predictions: Sequence[Prediction], *, draws: int, baseline: float
     return [p for p in predictions if p.baseline == "matched" and draws and baseline]
 
 
+def untrained_of(predictions: Sequence[Prediction], *, baseline: float) -> list[Prediction]:
+    """Return the predictions that an untrained model measures; none of those of this package."""
+    return [p for p in predictions if p.baseline == "statistics" and baseline]
+
+
 def baseline_name(model: str) -> str:
     """Return the name of the random-weights baseline of a model."""
     return f"{model} with random weights"

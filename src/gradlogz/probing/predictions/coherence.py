@@ -82,6 +82,9 @@ DECLARATION = Declaration(
         RAW: Quantity("nats", "KL(uniform‖softmax_k(G_k))"),
     },
     statistic="median cost of weighting heads equally",
+    null_reason=(
+        "The cost follows the scale of the logits: the matched baseline (20 draws by default) keeps tokens and spectra."
+    ),
     null="matched baseline",
     unit="attention layer",
     number="{:.3f} nats",

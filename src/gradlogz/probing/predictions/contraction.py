@@ -24,7 +24,7 @@ from ..hypothesis_tests import (
     Bounds,
     absent,
     beyond_the_null,
-    conclude,
+    counted,
     judge,
     measured,
     median,
@@ -118,6 +118,10 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     statistic="median share of the excess spread that the norm takes back",
+    null_reason=(
+        f"The share has none. Its correlation is compared with {DRAWS} rotations of the updates, and the "
+        "spread with updates of other tokens."
+    ),
     null="",
     bounds={
         f"{HALF:g}": "More than half of the excess spread is gone after the norm: most of it is taken back.",
@@ -151,9 +155,9 @@ DECLARATION = Declaration(
 
 
 class LayerState(NamedTuple):
-    """Moments of the clouds of a sublayer, of all sampled and of cleaned tokens; sums of <x, R(u - u')>, [1, 1, r]."""
+    """Moments of the vectors of a sublayer, of all sampled and of cleaned tokens; sums of <x, R(u - u')>, [1, 1, r]."""
 
-    clouds: Comoments
+    vectors: Comoments
     cleaned: Comoments
     rotations: Sums
 
@@ -177,13 +181,13 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str,
     x, u, other = (centred(t, norm) for t in (x, u, other))
     other = scaled(other, u.norm(dim=-1, keepdim=True))
     sums = [x + u, x + other]
-    clouds = torch.stack((x, u, sums[0], other, sums[1], *map(_on_unit_sphere, sums)), 2).flatten(0, 1).double()
+    vectors = torch.stack((x, u, sums[0], other, sums[1], *map(_on_unit_sphere, sums)), 2).flatten(0, 1).double()
     all_tokens, cleaned = (mask.flatten().double() for mask in (valid, ordinary))
     products = (x.unsqueeze(-2) * rotated(u - other)).sum(-1).flatten(0, 1).double()
     group = batch_pass.batch.group
     state = LayerState(
-        _moments(clouds, all_tokens, group),
-        _moments(clouds, cleaned, group),
+        _moments(vectors, all_tokens, group),
+        _moments(vectors, cleaned, group),
         Sums((all_tokens @ products).reshape(1, 1, -1)),
     )
     return {event.sublayer.name: state}
@@ -198,14 +202,14 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
             if attention and sublayer.follows is not None:
                 rows.append(absent(name, SHARE))
             continue
-        clouds, cleaned, _ = state[name]
-        tokens = clouds.tokens.sum()
-        rows += measured(name, _share_of(sublayer), _shares(clouds), tokens)
+        vectors, cleaned, _ = state[name]
+        tokens = vectors.tokens.sum()
+        rows += measured(name, _share_of(sublayer), _shares(vectors), tokens)
         if attention and sublayer.follows is not None:
             rows += measured(name, CLEANED, _shares(cleaned), cleaned.tokens.sum())
         for quantity in (CORRELATION, BEFORE, AFTER):
             named = quantity if attention else OF_FEED_FORWARD[quantity]
-            rows += measured(name, named, jackknife(FUNCTIONS[quantity], clouds), tokens)
+            rows += measured(name, named, jackknife(FUNCTIONS[quantity], vectors), tokens)
     return rows
 
 
@@ -218,7 +222,7 @@ def null(
         if sublayer.name in state:
             quantity = CORRELATION if sublayer.kind == "attention" else OF_FEED_FORWARD[CORRELATION]
             draws = _rotated_correlations(state[sublayer.name])
-            rows.append(random_band(sublayer.name, quantity, draws))
+            rows.append(random_band(sublayer.name, None, quantity, draws))
     return rows
 
 
@@ -226,7 +230,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every attention sublayer that a norm follows: does it spread, and does the norm take it back."""
     spreads = {
         (f.layer, f.call): f.verdict
-        for f in judge(findings, CORRELATION, lambda f: beyond_the_null(f, LEAST))
+        for f in judge(findings, CORRELATION, lambda f: beyond_the_null(f, LEAST)).findings
         if f.quantity == CORRELATION
     }
 
@@ -234,7 +238,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         spread = spreads.get((f.layer, f.call)) == "supported"
         return Bounds(HALF, HALF) if spread else Bounds(math.inf, -math.inf)
 
-    judged = [_ruled(f, spreads) for f in judge(findings, SHARE, bounds)]
+    judged = [_ruled(f, spreads) for f in judge(findings, SHARE, bounds).findings]
     rows = [f for f in judged if f.quantity == SHARE and spreads.get((f.layer, f.call), "") in TESTED]
     post = [spreads[f.layer, f.call] for f in rows]
     counts = [
@@ -243,7 +247,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     ]
     keys = [key for key in (CORRELATION, BEFORE, AFTER, CLEANED, SHARE_FEED_FORWARD, READ) if _known(judged, key)]
     details = (*(counts if post else ()), *(median_detail(key, judged, key) for key in keys))
-    judgement = conclude(judged, SHARE, details=details)
+    judgement = counted(judged, SHARE, details=details)
     if rows:  # sublayers that neither spread nor gather have no share, and count
         majorities = {name: 2 * [f.verdict for f in rows].count(name) > len(rows) for name in TESTED[:2]}
         ruling: Ruling = (
@@ -282,18 +286,18 @@ def _on_unit_sphere(x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
     return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def _moments(clouds: Float[Tensor, "t 7 D"], weights: Float[Tensor, " t"], group: int) -> Comoments:
-    """Means and sums of squared deviations of the clouds, as moments of y; there is no x."""
+def _moments(vectors: Float[Tensor, "t 7 D"], weights: Float[Tensor, " t"], group: int) -> Comoments:
+    """Means and sums of squared deviations of the vectors, as moments of y; there is no x."""
     n = weights.sum()
-    means = torch.tensordot(weights, clouds, 1) / n.clamp(min=1.0)
-    squares = weights @ (clouds - means).square().sum(-1)
+    means = torch.tensordot(weights, vectors, 1) / n.clamp(min=1.0)
+    squares = weights @ (vectors - means).square().sum(-1)
     nothing = means.new_zeros(len(CLOUDS), 1)
     moments = GroupMoments(n, nothing, nothing.unsqueeze(-1), means, torch.zeros_like(means).unsqueeze(-2), squares)
     return Comoments(tuple(moments if g == group else None for g in range(GROUPS)))
 
 
 def _spreads(m: GroupMoments) -> tuple[Tensor, ...]:
-    """Traces of the covariances of the clouds, in their order."""
+    """Traces of the covariances of the vectors, in their order."""
     return m.divided(m.yy).unbind(-1)
 
 
@@ -321,9 +325,9 @@ FUNCTIONS: dict[str, Callable[[GroupMoments], Tensor]] = {
 }
 
 
-def _shares(clouds: Comoments) -> Estimate:
+def _shares(vectors: Comoments) -> Estimate:
     """Share taken back; NaN unless the 95 % confidence interval of the excess before the norm excludes 0."""
-    share, before = jackknife(FUNCTIONS[SHARE], clouds), jackknife(_before, clouds)
+    share, before = jackknife(FUNCTIONS[SHARE], vectors), jackknife(_before, vectors)
     return (
         share
         if bool((before.low > 0) | (before.high < 0))
@@ -333,10 +337,10 @@ def _shares(clouds: Comoments) -> Estimate:
 
 def _rotated_correlations(layer_state: LayerState) -> Float[Tensor, " r"]:
     """tr Cov(x, R(u - u')) / sqrt(tr Cov(x) tr Cov(u)) for the random rotations R."""
-    total = layer_state.clouds.total()
+    total = layer_state.vectors.total()
     x, u, _, other, *_ = total.mean_y
     products = layer_state.rotations.totals[0, 0] / total.tokens - rotated(u - other) @ x
     return products / (total.yy[0] * total.yy[1]).sqrt() * total.tokens
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=75, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=75)

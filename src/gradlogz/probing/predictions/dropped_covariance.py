@@ -20,7 +20,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ...attention.functional import attend
 from ...attention.in_models.hidden_keys import HIDDEN
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, beyond_the_null, conclude, judge, measured
+from ..hypothesis_tests import NOTHING_MEASURED, TEST_DETAILS, beyond_the_null, conclude, judge, measured
 from ..inside.events import Attended, AttentionArguments, Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
@@ -78,11 +78,14 @@ DECLARATION = Declaration(
     ),
     bounds={
         f"{LEAST:g}": (
-            f"Half of {2 * LEAST:g}, the smallest correlation called interesting, which explains "
+            f"Half of {2 * LEAST:g}, the smallest correlation of interest, which explains "
             f"{(2 * LEAST) ** 2:.0%} of the variance of the loss that the controls leave."
         )
     },
-    interesting=f"A partial correlation of {2 * LEAST:g}.",
+    interesting=(
+        "A partial correlation of 0.12. In refutation a planted correlation of -0.2 is found in 5 of 7 models with 64 "
+        "documents; what a run detects is beside its verdict."
+    ),
     power=planted_power("dropped_covariance"),
     quantities={
         PARTIAL: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss | log n, log f, previous loss)"),
@@ -90,11 +93,16 @@ DECLARATION = Declaration(
         PLAIN: Quantity("1", "corr(log Σ_h tr W_oᵀPW_o, loss)"),
     },
     statistic="partial correlation of log variance of attended values with next-token loss",
+    null_reason=(
+        "The loss is paired with the variance at another token of the same text, which keeps both "
+        "distributions and the differences between texts, and destroys the pairing."
+    ),
     null="permuted-token null",
     unit="",
     details={
         LENGTH: Label("partial correlation given the number of visible keys alone", null="permuted-token null"),
         "largest": Label("largest partial correlation of a layer", null="permuted-token null"),
+        **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "The model has no output layer that predicts the next token, or its loss is constant."},
 )
@@ -180,15 +188,15 @@ def verdict(findings: list[Finding]) -> Judgement:
 
     ruled = judge(of_model, PARTIAL, lambda f: beyond_the_null(f, LEAST))
     rest = [f for f in findings if f not in of_model]
-    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled + rest)
+    judgement = conclude(ruled, PARTIAL)._replace(findings=ruled.findings + rest)
     if not judgement.judged:
         return judgement
-    f = ruled[0]
+    f = ruled.findings[0]
     details = [_detail(LENGTH, g) for g in rest if not g.layer and g.quantity == LENGTH]
     layers = [g for g in rest if g.quantity == PARTIAL and not math.isnan(g.value)]
     details += [_detail("largest", max(layers, key=lambda g: g.value))] if layers else []
     ends = {name: getattr(f, name) for name in ("low", "high", "null_low", "null_high")}
-    return judgement._replace(**ends, details=tuple(details))
+    return judgement._replace(**ends, details=(*details, *judgement.details))
 
 
 def _detail(key: str, f: Finding) -> Detail:
@@ -328,6 +336,4 @@ def _correlation(totals: Float[Tensor, "r l 49"], controls: int) -> Float[Tensor
     return torch.where(empty, math.nan, left[..., 0, 1] / spread.sqrt()).clamp(-1.0, 1.0)
 
 
-PREDICTION = Prediction(
-    __name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120, baseline="weights"
-)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=120)

@@ -19,6 +19,7 @@ from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
+    TEST_DETAILS,
     absent,
     beyond_the_null,
     conclude,
@@ -115,7 +116,7 @@ DECLARATION = Declaration(
         f"Log determinants weight all directions equally; they are computed in k = {DIRECTIONS} random directions, or "
         f"in all if the residual stream has at most {DIRECTIONS} dimensions. The growth of log trace and of log det is "
         f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer. "
-        "Nulls: for the growth in a sublayer, an uncorrelated update; for all else, the random-weights baseline.",
+        "Null of growth and excess in a sublayer: an update that is uncorrelated with the token, whose excess is 0.",
     ),
     decision_rule=(
         f"{LEAST:g} is a twentieth of the growth by a dilation of equal length, as for `ascent`. The verdict on the "
@@ -137,17 +138,22 @@ DECLARATION = Declaration(
         **dict.fromkeys((VOLUME_EXCESS, ALONG["volume excess"]), _OF_VOLUME),
     },
     statistic="median expansion relative to a dilation of equal length",
+    null_reason=(
+        f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy the "
+        "relation of an update to its token. The divergence of such maps is 0 on average."
+    ),
     null="random-rotation null",
     unit="attention sublayer",
     outcomes=("expand", "contract"),
     details={
         ORDINARY: Label("median without first tokens and massive activations"),
-        ALONG["rest"]: Label("median excess of log tr Cov by tangential updates", null="random-weights baseline"),
+        ALONG["rest"]: Label("median excess of log tr Cov by tangential updates", null="uncorrelated updates"),
         ALONG["volume excess"]: Label(
-            "median excess of log det Cov by tangential updates", null="random-weights baseline"
+            "median excess of log det Cov by tangential updates", null="uncorrelated updates"
         ),
-        REST["attention"]: Label("by whole updates, of log tr Cov", null="random-weights baseline"),
+        REST["attention"]: Label("by whole updates, of log tr Cov", null="uncorrelated updates"),
         "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g}"),
+        **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "No attention sublayer allows its update to be computed for moved tokens."},
     labels={ORDINARY: "expansion without first tokens and massive activations"},
@@ -233,29 +239,29 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """Rotated updates; uncorrelated updates; the random-weights baseline."""
+    """Rotated updates; uncorrelated updates, whose excess is 0."""
     estimates = _estimates(state.stacks)
     rows = []
     for layer, sums in state.rates.items():
         for quantity, part in zip((EXPANSION, ORDINARY), sums.totals[0], strict=True):
-            rows.append(random_band(layer, quantity, part[-DRAWS:] / part[2]))
-    uncorrelated = {s.name for s in model.architecture.sublayers} & estimates.keys()
-    for name in uncorrelated:
+            rows.append(random_band(layer, None, quantity, part[-DRAWS:] / part[2]))
+    kinds = {s.name: s.kind for s in model.architecture.sublayers}
+    for name in kinds.keys() & estimates.keys():
         for quantity, key in ((GROWTH, "uncorrelated"), (VOLUME, "volume uncorrelated")):
             rows += measured(name, quantity, estimates[name][key][0], 0.0)
-    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    growth = {(name, quantity) for name in uncorrelated for quantity in (GROWTH, VOLUME)}
-    judged = (EXPANSION, ORDINARY)
-    return rows + [m for m in others if m.tokens and m.quantity not in judged and (m.layer, m.quantity) not in growth]
+        excesses = (EXCESS[kinds[name]], REST[kinds[name]], VOLUME_EXCESS)
+        rows += [Measured(name, None, quantity, 0.0) for quantity in excesses]
+        rows += [Measured(name, None, quantity, 0.0) for quantity in ALONG.values() if _along(name) in estimates]
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every attention sublayer by its expansion."""
-    findings = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
+    judged = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
     rows = [f for f in findings if f.quantity == EXPANSION and f.tokens]
     equivalent = Detail("equivalent", count=sum(-LEAST < f.low and f.high < LEAST for f in rows), total=len(rows))
-    return conclude(findings, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
+    return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
 
 
 # Divergence -----------------------------------------------------------------------------------------------------------

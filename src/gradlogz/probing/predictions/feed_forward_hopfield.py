@@ -18,6 +18,7 @@ from ..._typing import Float, Int, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
+    TEST_DETAILS,
     absent,
     beyond_the_null,
     conclude,
@@ -114,6 +115,11 @@ DECLARATION = Declaration(
     },
     references=("shim22", "hopfield82", "krotov16", "gerstner25"),
     statistic="median cosine of feed-forward updates and gradients of the tied layer",
+    null_reason=(
+        "Permutations of the units keep the vectors, the activations and the norms, and destroy the pairing "
+        f"of reading and output vectors; rotations of the updates keep their norms. {DRAWS} of each, and the "
+        "wider band counts."
+    ),
     null="unit-permutation null",
     bounds={
         f"{LEAST:g}": DERIVATION,
@@ -127,6 +133,7 @@ DECLARATION = Declaration(
         GAIN: Label("median energy gain of updates, over those of other tokens"),
         UNITS: Label("median cosine of reading and output vectors of units"),
         GATE: Label("median cosine of gate and output vectors of units"),
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No feed-forward sublayer has the form W_2 f(W_1 z), gated or not.",
@@ -288,7 +295,7 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
     for layer, sums in state.items():
         total = sums.totals[0]
         draws = total[len(COLUMNS) :].unflatten(0, (2, DRAWS)) / total[TOKENS]
-        permuted, turned = (random_band(layer, COSINE, each) for each in draws)
+        permuted, turned = (random_band(layer, None, COSINE, each) for each in draws)
         low, high = min(permuted.low, turned.low), max(permuted.high, turned.high)
         rows.append(permuted._replace(low=low, high=high))
     return rows
@@ -296,14 +303,14 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every feed-forward sublayer as aligned, opposed or neither."""
-    findings = judge(findings, COSINE, lambda f: beyond_the_null(f, LEAST))
+    judged = judge(findings, COSINE, lambda f: beyond_the_null(f, LEAST))
     rows = [f for f in findings if f.quantity == COSINE and f.tokens]
     unrelated = sum(-LEAST < f.low and f.high < LEAST for f in rows)
     keys = [key for key in (GAIN, UNITS, GATE) if any(f.quantity == key for f in findings)]
     details = [median_detail(key, findings, key) for key in keys]
     remarks = (Remark("unrelated"),) if 2 * unrelated > len(rows) else ()
     counted = Detail("unrelated", count=unrelated, total=len(rows))
-    return conclude(findings, COSINE, details=[counted, *details], remarks=remarks)
+    return conclude(judged, COSINE, details=[counted, *details], remarks=remarks)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=95, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=95)

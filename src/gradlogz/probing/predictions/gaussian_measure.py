@@ -14,15 +14,17 @@ import torch
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
+    COMPATIBLE,
     NOTHING_MEASURED,
+    TEST_DETAILS,
     Bounds,
     absent,
     bootstrapped,
     conclude,
-    judge_both,
     matched_null,
     measured,
     median_detail,
+    refutable,
 )
 from ..inside.events import Attended, Event, ForwardOutput
 from ..planted_power import planted_power
@@ -38,7 +40,7 @@ DEFICIT, OF_NORMALIZER = "mean deficit", "log normalizer deficit"
 POOLED = "pooled mean explained"
 BOUND = 0.1
 INFORMED, FEWEST = 0.1, 8
-POWER = 0.25  # smallest explained variance of Gaussian keys with which a head can support the claim
+POWER = 0.25  # smallest explained variance of Gaussian keys with which a head can be compatible
 
 FORMULAS = """\
     k ~ N(mu, Sigma):   attended mean = mu + Sigma q,   G = log n + <mu, q> + <q, Sigma q> / 2          [shim22, Cor. 1]
@@ -76,11 +78,10 @@ DECLARATION = Declaration(
         "over rows. mu and Sigma: mean and covariance of the n visible keys of a row; q: its scaled query. Expected "
         "for Gaussian keys: the same sums for n Gaussian keys with the same mu and Sigma, for the same query"
     ),
-    supports=(
-        f"Both deficits are below {BOUND:g}, the attention weights carry at least {INFORMED:g} nats of information "
-        f"(log n - entropy), and the explained variance expected for Gaussian keys is at least {POWER:g}."
+    refutes=(
+        f"Either deficit is above {BOUND:g}, and the attention weights carry at least {INFORMED:g} nats of information "
+        "(log n - entropy)."
     ),
-    refutes=f"Either deficit is above {BOUND:g}.",
     method=(
         FORMULAS,
         f"The sample is a random subset of the rows with at least {FEWEST} visible keys. If logits have additive "
@@ -91,17 +92,22 @@ DECLARATION = Declaration(
         "independent keys of 64 dimensions explain about half of the variance. Mean and covariance are sufficient "
         "statistics of a Gaussian, so that the expected sums given both are known without any parameter. The deficit "
         "of Gaussian keys is 0 for any number of keys, dimension and logit variance.",
-        "Nulls: Gaussian keys for explained variances; the matched baseline for all other quantities.",
+        f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
+        f"{INFORMED:g} nats of information, and the explained variance expected for Gaussian keys is at least "
+        f"{POWER:g}. They do not support the claim: keys that are random projections of tokens are nearly "
+        "Gaussian, and heads of untrained models are compatible as well.",
+        "Nulls: Gaussian keys for explained variances and deficits, whose deficit is 0; the matched baseline for all "
+        "other quantities, and beside the deficits, where it is the deficit of randomly oriented matrices.",
     ),
     decision_rule=(
         f"A deficit of {BOUND:g} is an error of the attended mean of a third of its length beyond sampling error; for "
         "scale, independent Laplace coordinates have 0.12, Student's t with 5 degrees of freedom 0.34 at a logit "
         f"variance of 2 (256 keys, 32 dimensions). With less than {INFORMED:g} nats of information any keys would "
-        f"pass; where Gaussian keys themselves would explain less than {POWER:g}, few keys hold most of the weight and "
-        "little is tested. Both deficits are needed: a single key with most of the attention weight can move the mean "
-        "along Sigma q whatever the distribution of the keys, but the log normaliser is then not that of a Gaussian. "
-        "Keys that are random projections of tokens are nearly Gaussian without training. The verdict on the model is "
-        "that of more than half of its heads."
+        "pass, and rounding errors of nearly equal logits could fail; where Gaussian keys themselves would explain "
+        f"less than {POWER:g}, few keys hold most of the weight and little is tested. Both deficits are needed: a "
+        "single key with most of the attention weight can move the mean along Sigma q whatever the distribution of the "
+        "keys, but the log normaliser is then not that of a Gaussian. "
+        "A model is refuted if more than half of its heads are; nothing supports the claim."
     ),
     bounds={
         f"{BOUND:g} (deficit)": (
@@ -116,9 +122,7 @@ DECLARATION = Declaration(
             "explains."
         ),
     },
-    interesting=(
-        "A deficit of 0.3 (keys of Student's t distribution with 5 degrees of freedom) refutes; Gaussian keys support."
-    ),
+    interesting=("A deficit of 0.3: that of keys of Student's t distribution with 5 degrees of freedom."),
     power=planted_power("gaussian_measure"),
     quantities={
         EXPLAINED: Quantity("1", "1 − sum|m − μ − Σq|² / sum|m − μ|²"),
@@ -134,18 +138,24 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     statistic="median deficit of the explained variance of the attended mean",
+    null_reason=(
+        "Gaussian keys, given mean and covariance, are the claim itself, and their expected sums are known "
+        "without draws: the deficit is measured from them, and its null is 0. The matched baseline, shown as "
+        "the null, is the deficit of randomly oriented heads of equal spectra; it takes no part in the "
+        "verdict."
+    ),
     null="matched baseline",
     details={
         EXPLAINED: Label("median explained variance of the attended mean", null="Gaussian keys"),
         NORMALIZER: Label("median explained variance of the log normaliser", null="Gaussian keys"),
+        COMPATIBLE: Label("compatible heads"),
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No attention layer exposes queries and keys whose products are its logits.",
-        "too_even": (
-            f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
-        ),
+        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and are not tested."),
         "too_sharp": (
-            f"In {{heads:.0f}} heads Gaussian keys would explain less than {POWER:g}; these cannot support the claim."
+            f"In {{heads:.0f}} heads Gaussian keys would explain less than {POWER:g}; these cannot be compatible."
         ),
     },
     labels={
@@ -216,16 +226,16 @@ def verdict(findings: list[Finding]) -> Judgement:
 
     def bounds(f: Finding) -> Bounds:
         head = (f.layer, f.call, f.head)
-        testable = information.get(head, 0.0) >= INFORMED and expected.get(head, 0.0) >= POWER
-        return Bounds(BOUND if testable else math.nan, BOUND)
+        informed, explained = information.get(head, 0.0) >= INFORMED, expected.get(head, 0.0) >= POWER
+        return Bounds(BOUND if informed and explained else math.nan, BOUND if informed else math.nan)
 
-    ruled = judge_both(findings, DEFICIT, OF_NORMALIZER, bounds, small=True)
+    judged, fits = refutable(findings, DEFICIT, OF_NORMALIZER, bounds)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]
     too_even = sum(value < INFORMED for value in information.values())
     too_sharp = sum(value < POWER for value in expected.values())
     counts = {"too_even": too_even, "too_sharp": too_sharp}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
-    return conclude(ruled, DEFICIT, details=details, remarks=remarks)
+    return conclude(judged, DEFICIT, details=[*details, fits], remarks=remarks)
 
 
 # Columns of the sums -------------------------------------------------------------------------------------------------

@@ -127,12 +127,12 @@ DECLARATION = Declaration(
         f"positions are pooled until {SHARED} tokens share a mean. Subtracting the mean of k tokens lowers their "
         "variance; the differences are therefore multiplied by 1 / sqrt(1 - 1/k). A depth at which types and positions "
         "explain almost all variance, such as the sum of two embeddings, has no value.",
-        f"Gaussian samples: {DRAWS} samples ({FEWER} for all tokens and for the baseline) over the same documents, "
+        f"Gaussian samples: {DRAWS} samples ({FEWER} for all tokens) over the same documents, "
         "with the covariances of the tokens between and within documents, cleaned likewise. They reproduce the "
         "similarity of tokens within a text, but no repeated words. These samples are the null of every statistic that "
-        "compares the tokens with a Gaussian, except the excess, from which their mean is subtracted.",
-        "Random-weights baseline: it is the null of trend and excess, of the weight a_ii and of the share of the mean "
-        "token. Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes; those "
+        "compares the tokens with a Gaussian; their mean is subtracted from the excess of cleaned tokens and from that "
+        "of each sample, so that the null of the excess is 0 with a band.",
+        "Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes; those "
         "of the trend are computed for Fisher's z = artanh(trend), so that they do not exceed ±1. W² of a Gaussian "
         "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
         "mean over Gaussian samples is therefore multiplied by n / n'.",
@@ -153,13 +153,17 @@ DECLARATION = Declaration(
     },
     references=("sun24", "anderson54", "mardia74"),
     statistic="rank correlation of depth and excess of the max-sliced W²",
-    null="random-weights baseline",
+    null_reason=(
+        f"Excesses are compared with {DRAWS} Gaussian samples over the same documents. The trend has no null: "
+        "neighbouring depths are alike, so that a random order of depths is none, and the trend of one "
+        "untrained model moves with its seed."
+    ),
     unit="",
     details={
-        CLEANED: Label("median excess", "{:.3f}", "random-weights baseline"),
-        ALL: Label("median excess for all tokens", "{:.3f}", "random-weights baseline"),
-        SELF: Label("median attention weight of a token on itself", null="random-weights baseline"),
-        MEAN: Label("median share of the mean token in the mean squared norm", null="random-weights baseline"),
+        CLEANED: Label("median excess", "{:.3f}", "Gaussian samples"),
+        ALL: Label("median excess for all tokens", "{:.3f}"),
+        SELF: Label("median attention weight of a token on itself"),
+        MEAN: Label("median share of the mean token in the mean squared norm"),
     },
     remarks={NOTHING_MEASURED: "No residual stream was recognised, or too few tokens were read."},
     labels={
@@ -225,22 +229,17 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """Gaussian samples; for trend, excess, mean fraction and self weight the random-weights baseline."""
-    rows, excesses = [], []
+    """Gaussian samples; none for the trend, the mean fraction and the self weight."""
+    rows = []
     for layer, tokens in _layers(state):
         projected = tokens.cleaned(model.computed)
         for name, draws in {} if projected is None else _gaussian(projected, model).items():
             low, usual, high = (float(end) for end in band_of_draws(_unsquared(name, draws), level=0.95))
             rows.append(Measured(layer, None, f"{name}, {CLEANED}", usual, low, high))
-    of_baseline = State() if baseline is None else baseline.state
-    for layer, tokens in _layers(of_baseline):
-        rows += _beside(layer, tokens, of_baseline)
-        projected, everything = tokens.cleaned(model.computed), tokens.all()
-        if projected is not None:
-            excesses.append(_mean_excess(projected, model.seed))
-            rows += _excess(layer, CLEANED, excesses[-1])
-        rows += [] if everything is None else _excess(layer, ALL, _mean_excess(everything, model.seed))
-    return rows + _trend(excesses)
+            if name == LARGEST:
+                low, _, high = (float(end) for end in band_of_draws(draws - draws.mean(), level=0.95))
+                rows.append(Measured(layer, None, f"{EXCESS}, {CLEANED}", 0.0, low, high))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:

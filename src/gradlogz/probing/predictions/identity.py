@@ -12,7 +12,7 @@ import torch
 
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, absent, conclude
+from ..hypothesis_tests import NOTHING_MEASURED, absent, counted
 from ..inside.events import Attended, Event, ForwardOutput
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
@@ -58,6 +58,7 @@ DECLARATION = Declaration(
             f"{LIMIT**2:,.0f} keys. A layer that is captured wrongly has errors of 1/eps units, millions."
         )
     },
+    null_reason=("The identity holds for any weights: there is nothing to compare with."),
     quantities={ERROR: Quantity("rounding units", "|y − ∇G| / (ε (1 + max|s|) max|v|)")},
     statistic="largest error",
     number="{:.3g} rounding units",
@@ -132,7 +133,7 @@ def verdict(findings: list[Finding]) -> Judgement:
         f._replace(verdict="not applicable" if not f.tokens else "supported" if f.value <= LIMIT else "refuted")
         for f in findings
     ]
-    judgement = conclude(ruled, ERROR)
+    judgement = counted(ruled, ERROR)
     if not judgement.judged:
         return judgement
     largest = max(f.value for f in ruled if f.tokens)

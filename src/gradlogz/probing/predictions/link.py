@@ -15,6 +15,7 @@ from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
+    TEST_DETAILS,
     Bounds,
     absent,
     band,
@@ -114,6 +115,10 @@ DECLARATION = Declaration(
     interesting="A correlation of 0.8 supports, one of 0 refutes; one of 0.2 is above the rotation null.",
     power=planted_power("link"),
     statistic="median cosine of the logits with those of the linear link",
+    null_reason=(
+        "Rotations of the queries in white coordinates keep their distribution and destroy their relation to "
+        "the own key. The variance over all rotations is known, so that nothing is drawn."
+    ),
     null="random-rotation null",
     details={
         "above_rotations": Label("heads above the random-rotation null"),
@@ -122,6 +127,7 @@ DECLARATION = Declaration(
         LINEAR: Label("median R² of the linear link", null="Gaussian keys"),
         OF_LINEAR: Label("median divergence of the linear link in nats", null="Gaussian keys"),
         OF_QK: Label("median divergence of the QK matrix in nats", null="mean query"),
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: (
@@ -191,8 +197,8 @@ def verdict(findings: list[Finding]) -> Judgement:
             return Bounds(math.inf, -math.inf)
         return Bounds(max(BOUND, f.null_high), max(NEGLIGIBLE, f.null_high))
 
-    ruled = judge(findings, COSINE, bounds)
-    rows = [f for f in ruled if f.quantity == COSINE and f.tokens]
+    judged = judge(findings, COSINE, bounds)
+    rows = [f for f in judged.findings if f.quantity == COSINE and f.tokens]
     significant = [f for f, stands in zip(rows, outside(rows), strict=True) if stands]
     above = sum(f.value > f.null for f in significant)
     below = len(significant) - above
@@ -203,7 +209,9 @@ def verdict(findings: list[Finding]) -> Judgement:
     ]
     supported = sum(f.verdict == "supported" for f in rows)
     conditions = {"aligned": 2 * above > len(rows) and 2 * supported <= len(rows), "opposed": 2 * below > len(rows)}
-    return conclude(ruled, COSINE, details=details, remarks=[Remark(key) for key, holds in conditions.items() if holds])
+    return conclude(
+        judged, COSINE, details=details, remarks=[Remark(key) for key, holds in conditions.items() if holds]
+    )
 
 
 # The rows of a layer -------------------------------------------------------------------------------------------------
@@ -269,4 +277,4 @@ def _of_layer(state: dict[str, LayerRows], model: Probed, layer: str) -> _Layer 
     return model.computed.once(sample, ("link", layer), compute)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=45, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=45)

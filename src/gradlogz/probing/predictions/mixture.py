@@ -15,7 +15,17 @@ import torch
 
 from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, conclude, judge_both, measured, median_detail
+from ..hypothesis_tests import (
+    COMPATIBLE,
+    NOTHING_MEASURED,
+    TEST_DETAILS,
+    Bounds,
+    absent,
+    conclude,
+    measured,
+    median_detail,
+    refutable,
+)
 from ..inside.events import Attended, Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
@@ -82,11 +92,10 @@ DECLARATION = Declaration(
         "K Gaussians, fitted to keys of other documents, K of 1, 2, 4 and 8 by held-out likelihood. Expected: the "
         "same for as many keys drawn from the mixture"
     ),
-    supports=(
-        f"Both deficits are below {BOUND:g}, the attention weights carry at least {INFORMED:g} nats of information "
-        f"(log n - entropy), and the explained variance of the attended mean is at least {POWER:g}."
+    refutes=(
+        f"Either deficit is above {BOUND:g}, and the attention weights carry at least {INFORMED:g} nats of information "
+        "(log n - entropy)."
     ),
-    refutes=f"Either deficit is above {BOUND:g}.",
     method=(
         FORMULAS,
         f"Rows: at most {ROWS} with at least {FEWEST} visible keys, and {DRAWN} keys drawn from each, in the frame of "
@@ -103,20 +112,23 @@ DECLARATION = Declaration(
         "that come from such a mixture is 0 for any number of keys, dimension and logit variance. The expected error "
         "of a covariance estimated from N independent keys, (<q, Sigma q> E <q', Sigma q'> + |Sigma q|²) / N, is part "
         "of what is left unexplained of keys of the mixture.",
-        "There is no null of training: neither untrained models, whose logits are smaller, nor draws of the matched "
-        "baseline, which have too few rows for a fit, are comparable. Keys of untrained models are random projections "
-        "of tokens and may support the claim: the share of their heads that does is part of the calibration "
-        "(docs/probe.md).",
+        f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
+        f"{INFORMED:g} nats of information (log n - entropy), and the explained variance of the attended mean is at "
+        f"least {POWER:g}. They do not support the claim: keys of untrained models are random projections of tokens, "
+        "and some of their heads are compatible as well; the share is part of the calibration (docs/probe.md). There "
+        "is no null of training: neither untrained models, whose logits are smaller, nor draws of the matched "
+        "baseline, which have too few rows for a fit, are comparable.",
     ),
     decision_rule=(
         f"The bounds are those of `gaussian_measure`: a deficit of {BOUND:g} is an error of the attended mean of a "
         f"third of its length beyond sampling error. With less than {INFORMED:g} nats of information, or where the "
-        f"mixture explains less than {POWER:g}, little is tested, and a head cannot support the claim. Keys of a "
+        f"mixture explains less than {POWER:g}, little is tested, and a head cannot be compatible. Keys of a "
         "mixture with a rare component far from the others explain little, because some rows have none of it and some "
         "have two. An attention sink is such a component and is in every row; its deficit is then negative. The claim "
         "is wider than one Gaussian by the number of components and narrower by their being the same for all texts: "
         "`gaussian_measure` has a mean and a covariance for every row. The number of components is chosen by the "
-        "likelihood of keys, not by what is judged. The verdict on the model is that of more than half of its heads."
+        "likelihood of keys, not by what is judged. A model is refuted if more than half of its heads are; "
+        "nothing supports the claim."
     ),
     quantities={
         **_EACH,
@@ -135,9 +147,13 @@ DECLARATION = Declaration(
         ),
         f"{POWER:g}": "With less, a mixture that explains nothing would have no deficit to show.",
     },
-    interesting="Gaussian keys support; log lengths of keys with a standard deviation of 0.3 refute.",
+    interesting="A deficit of 0.3: that of Gaussian keys with log lengths of standard deviation 0.4.",
     power=planted_power("mixture"),
     statistic="median deficit of the explained variance of the attended mean",
+    null_reason=(
+        "Keys drawn from the fitted mixture, as many as the row has, are the claim itself: the deficit is "
+        "measured from them, and its null is 0."
+    ),
     null="keys of the mixture",
     details={
         EXPLAINED: Label("median explained variance of the attended mean", null="keys of the mixture"),
@@ -147,18 +163,18 @@ DECLARATION = Declaration(
             for K in COMPONENTS
         },
         SELECTED: Label("median number of components", "{:.0f}"),
+        COMPATIBLE: Label("compatible heads"),
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: (
             "No attention layer exposes enough queries and keys whose products are its logits and whose rotations are "
             "known."
         ),
-        "too_even": (
-            f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and cannot support the claim."
-        ),
+        "too_even": (f"{{heads:.0f}} heads carry less than {INFORMED:g} nats of information and are not tested."),
         "unexplained": (
             f"In {{heads:.0f}} heads the mixture explains less than {POWER:g} of the attended mean; these cannot "
-            "support the claim."
+            "be compatible."
         ),
     },
     labels={
@@ -213,12 +229,12 @@ def verdict(findings: list[Finding]) -> Judgement:
     explained = [f.value for f in findings if f.quantity == EXPLAINED]
 
     def bounds(f: Finding) -> Bounds:
-        informed, share = (by_head.get((name, f.layer, f.call, f.head)) for name in (INFORMATION, EXPLAINED))
-        testable = informed is not None and share is not None
-        testable = testable and informed.value >= INFORMED and share.value >= POWER  # type: ignore[union-attr]
-        return Bounds(BOUND if testable else math.nan, BOUND)
+        held, share = (by_head.get((name, f.layer, f.call, f.head)) for name in (INFORMATION, EXPLAINED))
+        informed = held is not None and held.value >= INFORMED
+        explained = share is not None and share.value >= POWER
+        return Bounds(BOUND if informed and explained else math.nan, BOUND if informed else math.nan)
 
-    ruled = judge_both(findings, DEFICIT, OF_NORMALIZER, bounds, small=True)
+    judged, fits = refutable(findings, DEFICIT, OF_NORMALIZER, bounds)
     details = [median_detail(quantity, findings, quantity) for quantity in (EXPLAINED, NORMALIZER)]
     for K in COMPONENTS:
         rows = [f for f in findings if f.quantity == _of(DEFICIT, K)]
@@ -228,7 +244,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     details.append(median_detail(SELECTED, findings, SELECTED))
     counts = {"too_even": sum(v < INFORMED for v in information), "unexplained": sum(v < POWER for v in explained)}
     remarks = [Remark(key, {"heads": heads}) for key, heads in counts.items() if heads]
-    return conclude(ruled, DEFICIT, details=details, remarks=remarks)
+    return conclude(judged, DEFICIT, details=[*details, fits], remarks=remarks)
 
 
 # Columns of the sums -------------------------------------------------------------------------------------------------
@@ -435,4 +451,4 @@ def _attended(
     return moved, height
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=65, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=65)

@@ -22,6 +22,7 @@ from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
+    TEST_DETAILS,
     Bounds,
     absent,
     beyond_the_null,
@@ -105,8 +106,9 @@ DECLARATION = Declaration(
         "beta each token attends almost only to itself. log E is computed at every sublayer boundary of the residual "
         "stream: before each sublayer, and at the end. A block is an attention layer and all that follows it, up to "
         "the next attention layer or the end of the model. In a sequence of n tokens a random subset of "
-        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Null: the "
-        "random-weights baseline, whose nearly uniform averages over tokens can also increase the pair energy.",
+        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Nearly "
+        "uniform averages over tokens, as in untrained models, can also increase the pair energy: these values have no "
+        "null.",
         "The changes of E_B, the share of the mean token, the effective rank, the rank-one residual and the number of "
         f"clusters are means over {SEQUENCES} sequences.",
     ),
@@ -145,6 +147,10 @@ DECLARATION = Declaration(
         RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
     },
     statistic="median change of log pair energy by attention",
+    null_reason=(
+        f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy their "
+        "relation to the tokens; the reversed update shows that the sign matters."
+    ),
     null="random-rotation null",
     unit="attention layer",
     number="{:.3f}",
@@ -156,6 +162,7 @@ DECLARATION = Declaration(
         TIE: Label("of the smallest cosine of OV and transposed QK matrices"),
         VISIBLE: Label("of the share of visible keys"),
         "rising_blocks": Label("blocks that increase the pair energy on the unit sphere (descriptive)"),
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No residual stream was recognised.",
@@ -285,14 +292,13 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
 
 
 def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[Measured]:
-    """Changes by rotated updates; values of the random-weights baseline for all that is not judged."""
+    """Changes by rotated updates."""
     rows = []
     for each in _judged(state, model):
         if each.changes is not None:
             draws = each.changes[2:].mean(1)
-            rows.append(random_band(each.layer, JUDGED, draws))
-    others = [] if baseline is None else evaluate(baseline.state, baseline.model)
-    return rows + [m for m in others if m.quantity not in (JUDGED, REVERSED)]
+            rows.append(random_band(each.layer, None, JUDGED, draws))
+    return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
@@ -311,7 +317,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     descriptive = Detail("rising_blocks", count=sum(steps), total=len(steps))
     if not judgement.judged:
         return judgement._replace(details=(*conditions, descriptive), remarks=(Remark("conditions"),))
-    details = (median_detail(REVERSED, findings, REVERSED), *conditions, descriptive)
+    details = (median_detail(REVERSED, findings, REVERSED), *conditions, descriptive, *judgement.details)
     return judgement._replace(details=details)
 
 

@@ -19,7 +19,18 @@ import torch
 from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..computed import Computed
-from ..hypothesis_tests import NOTHING_MEASURED, Bounds, absent, band, conclude, judge, measured, median_detail, outside
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    TEST_DETAILS,
+    Bounds,
+    absent,
+    band,
+    conclude,
+    judge,
+    measured,
+    median_detail,
+    outside,
+)
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..planted_power import planted_power
@@ -45,7 +56,7 @@ WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "co
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
 SUPPORTS = 0.9
 VARIANCE = 0.9  # share of the leading components
-DRAWS = 10  # of random rotations; the band allows for their number
+DRAWS = 20  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
 
 FORMULAS = f"""\
@@ -131,6 +142,10 @@ DECLARATION = Declaration(
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     statistic="median cosine of QK matrices with their positive part",
+    null_reason=(
+        f"{DRAWS} rotations of the inputs of the keys keep the spectrum of the QK matrix and destroy the "
+        "relation of its sides; a cosine does not depend on scale."
+    ),
     null="random-rotation null",
     correction="",
     details={
@@ -139,6 +154,7 @@ DECLARATION = Declaration(
             for name in (WITH_C, WITH_INVERSE, FISHER)
         },
         **OVER_DETAILS,
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
@@ -232,7 +248,7 @@ def null(
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    findings = judge(findings, POSITIVE, _bounds)
+    judged = judge(findings, POSITIVE, _bounds)
     cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
         rows = [f for f in findings if f.quantity == quantity]
@@ -240,7 +256,7 @@ def verdict(findings: list[Finding]) -> Judgement:
             above = sum(stands and f.value > f.null for f, stands in zip(rows, outside(rows), strict=True))
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
-    return conclude(findings, POSITIVE, details=(*cosines, *details), remarks=remarks)
+    return conclude(judged, POSITIVE, details=(*cosines, *details), remarks=remarks)
 
 
 def _bounds(f: Finding) -> Bounds:
@@ -498,6 +514,5 @@ PREDICTION = Prediction(
     null,
     verdict,
     order=40,
-    baseline="weights",
     matrices=matrices_of_attention_inputs,
 )

@@ -92,6 +92,7 @@ DECLARATION = Declaration(
     },
     references=("saponati25",),
     statistic="median symmetry score",
+    null_reason=("200 rotations keep the spectrum of the matrix and destroy the relation of its sides."),
     null="random-rotation null",
     unit="attention layer",
     correction="",
@@ -247,4 +248,4 @@ def _side(W: Float[Tensor, "*v h D d"]) -> Float[Tensor, "*v D hd"]:
     return W.transpose(-3, -2).flatten(-2)
 
 
-PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=50, baseline="weights")
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=50)

@@ -16,7 +16,17 @@ import torch
 
 from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NOTHING_MEASURED, absent, band, beyond_the_null, conclude, judge, measured, outside
+from ..hypothesis_tests import (
+    NOTHING_MEASURED,
+    TEST_DETAILS,
+    absent,
+    band,
+    beyond_the_null,
+    conclude,
+    judge,
+    measured,
+    outside,
+)
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall
 from ..inside.head_weights import HeadWeights, Turning, still_share
 from ..inside.reprojection import at_tokens, call_on
@@ -81,8 +91,8 @@ DECLARATION = Declaration(
         "moments are those of a sample of queries, of which the layer computes keys and values without rotation.",
         OVER_METHOD,
         "Null: random rotations R of the updates, which preserve the spectra of both matrices; the cosine then has "
-        "mean 0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. Null "
-        "of the cosine of all heads together: the random-weights baseline. Also reported: the cosine with C = I.",
+        "mean 0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. For "
+        "the cosine of all heads together, each head has a rotation of its own. Also reported: the cosine with C = I.",
     ),
     decision_rule=(
         f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g}, the bound "
@@ -99,6 +109,11 @@ DECLARATION = Declaration(
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     statistic="median weighted cosine of OV and transposed QK matrices",
+    null_reason=(
+        "Rotations of the updates keep the spectra of both matrices and destroy their relation. Mean and "
+        "variance over all rotations are known, so that nothing is drawn; a cosine does not depend on the "
+        "scale of the weights."
+    ),
     null="random-rotation null",
     outcomes=("are aligned", "are opposed"),
     details={
@@ -106,6 +121,7 @@ DECLARATION = Declaration(
         "above_rotations": Label("heads whose unweighted cosine is above its random-rotation null"),
         "below_rotations": Label("below"),
         **OVER_DETAILS,
+        **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
@@ -221,7 +237,7 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
 def null(
     state: dict[str, LayerState], model: Probed, baseline: Baseline[dict[str, LayerState]] | None
 ) -> list[Measured]:
-    """Values under random rotations, and of the random-weights baseline."""
+    """Values under random rotations."""
     rows = []
     for layer in model.architecture.attention:
         factors, layer_state = factors_of(model, layer), state.get(layer, LayerState())
@@ -237,17 +253,16 @@ def null(
             spreads |= {WEIGHTED + OVER: _rotated(factors, moments, turned=R[0])}
         for quantity, spread in spreads.items():
             rows += [Measured(layer, h, quantity, *band(0.0, s)) for h, s in enumerate(spread.tolist())]
-        other = None if baseline is None else factors_of(baseline.model, layer)
-        if baseline is not None and other is not None:
-            rows.append(
-                Measured(layer, None, LAYER, float(_layer_cosine(*products(folded(other, baseline.model, layer)))))
-            )
+        of_units = products(unit)
+        sizes = spreads[COSINE].square() * of_units[1] * of_units[2]
+        spread = (sizes.sum() / (of_units[1].sum() * of_units[2].sum())).sqrt()
+        rows.append(Measured(layer, None, LAYER, *band(0.0, float(spread))))
     return rows
 
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head as aligned, opposed or neither; count unrelated heads and those outside the rotation null."""
-    findings = judge(findings, WEIGHTED, lambda f: beyond_the_null(f, LEAST))
+    judged = judge(findings, WEIGHTED, lambda f: beyond_the_null(f, LEAST))
     rows = [f for f in findings if f.quantity == WEIGHTED and f.tokens]
     unrelated = sum(-LEAST < f.low and f.high < LEAST for f in rows)
     plain = [f for f in findings if f.quantity == COSINE]
@@ -261,7 +276,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     details, remarks = over_distances(findings, WEIGHTED + OVER)
     if 2 * unrelated > len(rows):
         remarks = (Remark("unrelated"), *remarks)
-    return conclude(findings, WEIGHTED, details=(*counts, *details), remarks=remarks)
+    return conclude(judged, WEIGHTED, details=(*counts, *details), remarks=remarks)
 
 
 # Matrices ------------------------------------------------------------------------------------------------------------
@@ -306,5 +321,4 @@ PREDICTION = Prediction(
     null,
     verdict,
     order=30,
-    baseline="weights",
 )

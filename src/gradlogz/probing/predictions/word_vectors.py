@@ -17,7 +17,7 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NORMAL, NOTHING_MEASURED, Bounds, conclude, judge, measured, median, median_detail
+from ..hypothesis_tests import NORMAL, NOTHING_MEASURED, Bounds, counted, judge, measured, median, median_detail
 from ..inside.embeddings import WordVectors
 from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Baseline, Prediction, Probed
@@ -112,6 +112,10 @@ DECLARATION = Declaration(
     },
     references=("arora16", "shim22"),
     statistic="median sd of log Z over random contexts, relative to logits",
+    null_reason=(
+        "Independent vectors of random directions with the norms of the word vectors: isotropic by "
+        "construction, as finite in number."
+    ),
     null="isotropic null",
     bounds={
         f"{BOUND:g}": "[arora16] report that most partition functions lie within a tenth of their mean.",
@@ -334,9 +338,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     judged = judge(findings, SD, bounds, small=True)
     keys = (SPECTRUM, RAW, WITHIN, DIMENSION, SD_UNIT, *OVER_TEXT)
     known = [key for key in keys if not math.isnan(median(f.value for f in findings if f.quantity == key))]
-    return conclude(judged, SD, details=[median_detail(key, findings, key) for key in known])
+    return counted(judged.findings, SD, details=[median_detail(key, findings, key) for key in known])
 
 
-PREDICTION = Prediction(
-    __name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=145, baseline="weights"
-)
+PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=145)

@@ -53,6 +53,8 @@ class Declaration(NamedTuple):
             decision rule contains it.
         statistic: name of the value of the claim, such as "median cosine".
         null: name of its null value, such as "random-rotation null".
+        null_reason: what the null model keeps, what it destroys, and why it is the one for this claim; the reason for
+            none, if there is none.
         unit: singular noun of the objects that are counted ("head"); empty if the model is judged as a whole.
         number: format of the value and of its null value.
         outcomes: predicates of the objects that support and that refute the claim.
@@ -95,6 +97,7 @@ class Declaration(NamedTuple):
     power: str = ""
     bounds: Mapping[str, str] = {}
     interesting: str = ""
+    null_reason: str = ""
 
 
 class Finding(NamedTuple):

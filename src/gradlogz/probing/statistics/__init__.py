@@ -7,7 +7,7 @@ Histogram       counts between fixed edges; quantiles
 Sample          the tokens with the smallest hashes
 ascending       sorted values
 Estimate        a value with its confidence interval, from replicates; interval_of, median_estimate, p_values, facing,
-                benjamini_hochberg; prediction_band of one more draw
+                benjamini_hochberg, majority_p_value; prediction_band of one more draw
 merge           two states into one
 """
 
@@ -17,6 +17,7 @@ from .estimates import (
     benjamini_hochberg,
     facing,
     interval_of,
+    majority_p_value,
     median_estimate,
     p_values,
     prediction_band,
@@ -79,6 +80,7 @@ __all__ = [
     "Estimate",
     "interval_of",
     "benjamini_hochberg",
+    "majority_p_value",
     "p_values",
     "facing",
     "prediction_band",

@@ -114,3 +114,19 @@ def benjamini_hochberg(p_values: Float[Tensor, "..."], level: float = 0.05) -> B
     passed = ordered <= level * ranks / tested.sum().clamp(min=1)
     bound = ordered.masked_fill(~passed, -torch.inf).max() if len(p) else p.new_tensor(-torch.inf)
     return (tested & (p <= bound)).reshape(p_values.shape)
+
+
+def majority_p_value(p_values: Float[Tensor, " n"]) -> float:
+    """Return the p-value of "at most half of the n hypotheses are false"; 1 of none  [benjamini08].
+
+        min over i >= u of (n - u + 1) / (i - u + 1) p_(i)         u = floor(n / 2) + 1, p_(i) in ascending order
+
+    This is Simes' test of the n - u + 1 largest p-values, for independent or positively dependent ones, as for
+    `benjamini_hochberg`.
+    """
+    n = len(p_values)
+    if not n:
+        return 1.0
+    largest = p_values.sort().values[n // 2 :]
+    ranks = torch.arange(1, len(largest) + 1, dtype=p_values.dtype)
+    return min(1.0, float((len(largest) / ranks * largest).min()))

@@ -1,10 +1,10 @@
-"""Random queries of equal logit variance: the second null of claims on the selectivity of heads.
+"""Random queries of equal logit variance: the second null of the entropy of heads.
 
     entropy       = log n - Var(s) / 2 + ...      of the logits s of a row, to second order: it follows their variance
     null          the keys of the head and the logit variance of every row, with random queries: c q', c² Var <q', k> =
                   Var <q, k>
 
-Read next: ../entropy.py and ../hopfield.py, which use it; ../../passes/rotated_heads.py (the queries).
+Read next: ../entropy.py, which uses it; ../../passes/rotated_heads.py (the queries).
 """
 
 import math

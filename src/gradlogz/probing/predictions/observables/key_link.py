@@ -22,6 +22,7 @@ from ...._typing import Bool, Float, Tensor
 from .visible_keys import VisibleKeys
 
 KEYS = 2  # of each row
+FEW = 1e-2  # share of the weight that must be left to keys for a sum by differences
 
 
 class WhiteRows(NamedTuple):
@@ -105,7 +106,8 @@ def linear_links(
 ) -> HeadLink:
     """Linear links of keys at queries, with the rows of each version (the first has all) and the keys drawn from them.
 
-    Sums over keys are computed for the difference of each version to the first, which has few keys.
+    Sums over keys are computed for the difference of each version to the first, which has few keys; where these keys
+    hold nearly all weight of a query, whose difference would have no digits, for the version itself.
     """
     s = query @ key.mT
     top = s.amax(-1, keepdim=True)
@@ -115,7 +117,11 @@ def linear_links(
     for rows in versions:
         out = ~rows[owner]
         Z, M = total - e[..., out].sum(-1, keepdim=True), moved - e[..., out] @ key[:, out]
-        mean, q = (M / Z)[:, rows].double(), query[:, rows].double()
+        mean = M / Z
+        for h, few in enumerate((Z < FEW * total).squeeze(-1)):
+            if few.any():
+                mean[h, few] = s[h, few][:, ~out].softmax(-1) @ key[h, ~out]
+        mean, q = mean[:, rows].double(), query[:, rows].double()
         centre, middle = mean.mean(1, keepdim=True), q.mean(1, keepdim=True)
         T = torch.linalg.lstsq(mean - centre, q - middle).solution
         matrices.append(T)
