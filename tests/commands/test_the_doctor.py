@@ -62,6 +62,17 @@ def test_json_has_versions_devices_packages_and_calls(tmp_path):
     assert {"cli", "fast", "probe", "report", "tables"} <= {package["extra"] for package in data["packages"]}
     assert all(call["passes"] and call["ratio"] == 0.5 for call in data["calls"])
     assert max(map(len, result.stdout.splitlines())) <= 80
+    again = CliRunner().invoke(cli.application(), ["doctor", "--json", str(file)])
+    assert again.exit_code == 0, again.output  # it replaces a file of its own
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_of_a_kernel_without_numbers_is_json(monkeypatch):
+    monkeypatch.setattr(kernel_calls, "_largest_error", lambda *_: float("nan"))
+    result = CliRunner().invoke(cli.application(), ["doctor", "--json", "-"])
+    assert result.exit_code == 1
+    data = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert {call["error"] for call in data["calls"]} == {None}
 
 
 def test_what_is_missing_has_a_command(monkeypatch):

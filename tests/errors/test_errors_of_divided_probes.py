@@ -93,6 +93,7 @@ ERRORS = [
     (ValueError, "merge: runs", "seed", lambda: both(measurement([1]), measurement([2], seed=5))),
     (ValueError, "merge: runs", "overlap", lambda: both(measurement([1, 2]), measurement([2]))),
     (ValueError, "merge: runs", "two or more", lambda: merge.command(["one"], out=str(folder() / "out"))),
+    (ValueError, "merge: --out", "one of the runs", lambda: merge.command(["one", "two"], out="one")),
     (ValueError, "merge: runs", "no statistics", lambda: kept_measurement(folder() / "none", [])),
     (ValueError, "merge: runs", "damaged", lambda: kept_measurement(damaged(), [])),
     (ValueError, "merge: --model", "weights", lambda: merge_of_kept(model=str(kept_runs()[0].parent / "other"))),

@@ -16,6 +16,7 @@ from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.statistics import SAMPLE, affine_fits, comoments_of, regression
 from support.divided_probes import NAMES, content, divided, saved
+from support.nested_states import alike, numbers_in
 from support.saved_models import SIZES, tokenizer
 
 
@@ -31,27 +32,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def numbers_in(state, path=()):
-    """Yield the tensors and numbers of a nested state, with their paths."""
-    if isinstance(state, torch.Tensor | float | int):
-        yield path, torch.as_tensor(state, dtype=torch.float64)
-    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, tuple | list) else ()
-    for name, part in parts:
-        yield from numbers_in(part, (*path, name))
-
-
-def alike(one, other):
-    expected, found = dict(numbers_in(one)), dict(numbers_in(other))
-    assert expected.keys() == found.keys()
-    assert len(expected) > 20
-    for path, value in expected.items():
-        if path[0] == "identity" and value.ndim > 1:  # counts of rounding errors, which depend on the batches
-            assert found[path].sum() == value.sum()
-            continue
-        scale = max(1.0, float(value.nan_to_num().abs().amax())) if value.numel() else 1.0
-        torch.testing.assert_close(found[path], value, rtol=0.0, atol=1e-12 * scale, equal_nan=True)
 
 
 def test_the_parts_of_a_corpus_are_that_of_one_pass(place, tmp_path, monkeypatch):
@@ -87,7 +67,9 @@ def test_matrices_on_the_disk_are_those_in_memory(place, tmp_path, monkeypatch):
     in_memory = content(divided(place, tmp_path / "a"), tmp_path / "x")
     monkeypatch.setattr(joined_parts, "LARGE", 1)
     assert content(divided(place, tmp_path / "b"), tmp_path / "y") == in_memory
-    assert list((tmp_path / "b/joined").iterdir())
+    joined = [path.stem.rpartition("-")[0] for path in (tmp_path / "b/joined").iterdir()]
+    assert joined
+    assert len(joined) == len(set(joined))  # one file for each group: those of the steps before are removed
     assert not list((tmp_path / "a/joined").iterdir())
 
 

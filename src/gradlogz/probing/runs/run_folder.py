@@ -75,7 +75,7 @@ def write_run(folder: str | os.PathLike[str], run: Run, *, keep_statistics: bool
     try:
         part.mkdir()
         if keep_statistics:
-            os.link(place / STATISTICS, part / STATISTICS)
+            _link(place / STATISTICS, part / STATISTICS)
         _write_files(part, run)
         with _alone(place):
             _keep_others(place, part)
@@ -155,6 +155,14 @@ def _write_files(folder: Path, run: Run) -> None:
     files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
     content = {"format": FORMAT, **{name: getattr(run, name) for name in DESCRIBED}, "files": files}
     (folder / RUN).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; on file systems without hard links, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _flush(folder: Path) -> None:
