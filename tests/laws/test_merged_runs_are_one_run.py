@@ -170,6 +170,14 @@ def test_runs_without_statistics_or_with_damaged_ones_are_refused(runs, tmp_path
     assert "two or more" in refused("merge", runs / "a", "--out", tmp_path / "out")
 
 
+def test_a_run_is_readable_while_another_probe_judges_in_its_folder(runs, tmp_path):
+    """Killed there, it leaves the findings of one text with the statistics of another, which are not merged."""
+    shutil.copytree(runs / "a", tmp_path / "a")
+    shutil.copy(runs / "b" / STATISTICS, tmp_path / "a")
+    assert read_run(tmp_path / "a").counts == read_run(runs / "a").counts
+    assert "differs" in refused("merge", tmp_path / "a", runs / "a", "--out", tmp_path / "out")
+
+
 def test_another_model_in_place_of_that_of_the_runs_is_refused(runs, tmp_path):
     save(gpt2(4), tmp_path / "model")
     words = ["merge", runs / "a", runs / "b", "--out", tmp_path / "out", "--model", tmp_path / "model"]
