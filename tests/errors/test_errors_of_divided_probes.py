@@ -24,6 +24,7 @@ from support.error_form import each_of, refused
 from support.merged_runs import kept_runs
 
 FAILED = DividedOutcome(None, {"a": "b"}, False, 0, 1)
+CPU = torch.device("cpu")
 SITE = SumSite("m", 0, 0)
 NONE = Architecture((), 8, (), {}, frozenset())
 WIDE = Architecture(
@@ -99,7 +100,7 @@ ERRORS = [
     (ValueError, "merge: --model", "weights", lambda: merge_of_kept(model=str(kept_runs()[0].parent / "other"))),
     (ValueError, "merge: --out", "written", merged_to_a_full_disk),
     (ValueError, "probe: --keep-statistics", "written", probed_to_a_full_disk),
-    (ValueError, "probe: predictions", "GiB", lambda: check_part_memory(WIDE, list(known_predictions()), "cpu")),
+    (ValueError, "probe: predictions", "GiB", lambda: check_part_memory(WIDE, list(known_predictions()), CPU)),
     (ValueError, "probe: --text", "standard input", lambda: probe._check_distribution(OPTIONS._replace(text="-"))),
     (
         RuntimeError,

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz.probing import measurement_merge
 from gradlogz.probing.measurement_file import kept_measurement
-from gradlogz.probing.run_probe import chosen
+from gradlogz.probing.prediction_files import selected
 from gradlogz.probing.runs.run_folder import STATISTICS, read_run
+from support.divided_probes import UNTRAINED
 from support.nested_states import alike
 from support.saved_models import gpt2, save
 
@@ -29,7 +30,11 @@ def lines(first, last):
 
 
 def run(*words):
-    return CliRunner().invoke(cli.application(), [*map(str, words)])
+    return CliRunner().invoke(cli.application(), [*map(str, words), "--prediction", UNTRAINED])
+
+
+def kept(folder):
+    return kept_measurement(folder, selected(None, [UNTRAINED]))
 
 
 def probed(place, text, out, *words):
@@ -54,7 +59,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("field", ["state", "matched", "rescaled", "baseline"])
 def test_merged_statistics_are_those_of_one_pass(runs, field):
-    one, merged = (getattr(kept_measurement(runs / name, chosen(None)), field) for name in ("one", "merged"))
+    one, merged = (getattr(kept(runs / name), field) for name in ("one", "merged"))
     if field == "baseline":
         one, merged = one.state, merged.state
     alike(one, merged, least=100)
@@ -97,13 +102,13 @@ def test_a_run_with_offloaded_weights_is_merged_and_the_missing_baseline_explain
         result = run("merge", *order, "--out", tmp_path / "out", "--device-map", device_map)
         assert result.exit_code == 0, result.output
         assert "offloaded" in read_run(tmp_path / "out").model["without_baseline"]
-        merged, one = (kept_measurement(place, chosen(None)) for place in (tmp_path / "out", runs / "one"))
+        merged, one = (kept(place) for place in (tmp_path / "out", runs / "one"))
         assert merged.baseline is None
         alike(one.matched, merged.matched)
 
 
 def test_draws_that_one_run_lacks_are_measured(runs):
-    first, second = (kept_measurement(runs / name, chosen(None)) for name in "ab")
+    first, second = (kept(runs / name) for name in "ab")
     first = first._replace(facts={**first.facts, "without_matched": "too little memory"}, matched={}, rescaled={})
     assert "without_matched" not in measurement_merge.merged("ab", [first, second]).facts
 
@@ -132,7 +137,7 @@ def test_statistics_are_kept_on_file_systems_without_hard_links(runs, tmp_path, 
     result = run("probe", runs / "model", "--text", runs / "both/a.jsonl", "--out", tmp_path / "a", *OPTIONS)
     assert result.exit_code == 0, result.output
     read_run(tmp_path / "a")
-    assert kept_measurement(tmp_path / "a", chosen(None)).complete
+    assert kept(tmp_path / "a").complete
 
 
 def refused(*words):
@@ -168,6 +173,14 @@ def test_runs_without_statistics_or_with_damaged_ones_are_refused(runs, tmp_path
     for name in ("none", "damaged"):
         refused("merge", runs / "a", tmp_path / name, "--out", tmp_path / "out")
     assert "two or more" in refused("merge", runs / "a", "--out", tmp_path / "out")
+
+
+def test_a_run_is_readable_while_another_probe_judges_in_its_folder(runs, tmp_path):
+    """Killed there, it leaves the findings of one text with the statistics of another, which are not merged."""
+    shutil.copytree(runs / "a", tmp_path / "a")
+    shutil.copy(runs / "b" / STATISTICS, tmp_path / "a")
+    assert read_run(tmp_path / "a").counts == read_run(runs / "a").counts
+    assert "differs" in refused("merge", tmp_path / "a", runs / "a", "--out", tmp_path / "out")
 
 
 def test_another_model_in_place_of_that_of_the_runs_is_refused(runs, tmp_path):

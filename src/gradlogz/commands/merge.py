@@ -72,7 +72,7 @@ def command(
         problem = f"{out} is one of the runs, which it would replace"
         raise InputValueError("merge", "--out", problem, "Name another folder.")
     place, console = check_place(out), terminal(None)
-    described = [read_run(run, call="merge") for run in runs]
+    described = [read_run(run, call="merge", statistics=True) for run in runs]
     known = selected(None, prediction or [])
     measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
     options = measured.merge_data.options
