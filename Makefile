@@ -57,7 +57,7 @@ probe-calibration: .venv/.test
 
 # Reduced forms take under ten minutes on two cores; FORM=extended an hour; FORM=full is for a GPU.
 experiment: .venv/.test
-	$(BIN)/python -m experiments $(NAME) $(if $(FULL),--form full) $(if $(FORM),--form $(FORM))
+	$(BIN)/python -m experiments $(NAME) $(if $(FORM),--form $(FORM))
 
 lint: .venv/.lint
 	$(BIN)/ruff check .
