@@ -53,6 +53,22 @@ def test_a_wrong_kernel_fails_and_exits_with_1(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_kernel_that_raises_is_named_and_the_others_are_measured(monkeypatch):
+    right = dispatch.forward
+
+    def broken(query, *args, **options):
+        if query.dtype == torch.bfloat16:
+            raise RuntimeError("no binary for this device")
+        return right(query, *args, **options)
+
+    monkeypatch.setattr(dispatch, "forward", broken)
+    result = CliRunner().invoke(cli.application(), ["doctor"])
+    assert result.exit_code == 1
+    assert result.stdout.count("raises RuntimeError") == result.stdout.count("✗ fails") == 1
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("quick")
 def test_json_has_versions_devices_packages_and_calls(tmp_path):
     file = tmp_path / "machine.json"
     result = CliRunner().invoke(cli.application(), ["doctor", "--json", str(file)])
