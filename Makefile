@@ -55,9 +55,9 @@ probe-calibration: .venv/.test
 	$(BIN)/python benchmarks/probe_calibration.py --jobs $(JOBS)
 	$(BIN)/python benchmarks/tables.py
 
-# Reduced forms take under ten minutes on two cores; FORM=extended an hour; FULL=1 is for a GPU.
+# Reduced forms take under ten minutes on two cores; FORM=extended an hour; FORM=full is for a GPU.
 experiment: .venv/.test
-	$(BIN)/python -m experiments $(NAME) $(if $(FULL),--form full) $(if $(FORM),--form $(FORM))
+	$(BIN)/python -m experiments $(NAME) $(if $(FORM),--form $(FORM))
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ MARKS = (
     (b'"command": "gradlogz ',),  # JSON of simulate and track
     (b'"facts": {', b'"rows": ['),  # JSON of probe
     (b'"statements": [', b'"printed_residual"'),  # JSON of verify
+    (b'"CUDA of torch": "', b'"calls": ['),  # JSON of doctor
     (b"probability_", b"nis_low", b"nis_high"),  # table of track
     (b"prediction", b"quantity", b"verdict", b"null"),  # table of probe
 )

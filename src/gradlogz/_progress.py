@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 
 WIDTH = 40  # width of the bar in characters, where the terminal has room for it
-AT_ONCE = 0.05  # seconds within which a report is of work that was done before
 
 Progress = bool | Callable[[int, int], None]
 
@@ -40,7 +39,7 @@ def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], N
         if ended:
             return
         clock.tick(done)
-        text = f"{done:,} {unit}, {clock.rate:,.0f} per second"
+        text = f"{done:,} {unit}" + (f", {clock.rate:,.0f} per second" if clock.rate > 0 else "")
         columns = shutil.get_terminal_size().columns - 1  # a full line would wrap
         if total > 0:
             text = f" {done:,}/{total:,} {unit}{clock.left(total)}{_at_work(done, names)}"
@@ -81,27 +80,27 @@ def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int],
 
 
 class _Clock:
-    """Seconds of the work, and the rate of what is done since the first report that nothing else preceded.
+    """Seconds of the work, and the rate of what is done since the first report.
 
-    Work that continues reports at once what earlier calls have finished, which does not count for the rate.
+    Work that continues first reports what earlier calls have finished, which does not count for the time left.
     """
 
     def __init__(self) -> None:
         self._begun = time.perf_counter()
-        self._before: int | None = None
+        self._first: tuple[int, float] | None = None  # work done and seconds at the first report
         self._done, self.seconds = 0, 0.0
 
     def tick(self, done: int) -> None:
         """Take note of the work done so far."""
         self.seconds = time.perf_counter() - self._begun
-        if self._before is None:
-            self._before = done if self.seconds < AT_ONCE else 0
+        self._first = self._first or (done, self.seconds)
         self._done = done
 
     @property
     def rate(self) -> float:
-        """Units per second."""
-        return (self._done - (self._before or 0)) / max(self.seconds, 1e-9)
+        """Units per second; 0 before the second report."""
+        done, seconds = self._first or (0, 0.0)
+        return (self._done - done) / max(self.seconds - seconds, 1e-9)
 
     def left(self, total: int) -> str:
         """Time left as ", 12 s left"; empty at the beginning and at the end."""

@@ -53,6 +53,22 @@ def test_a_wrong_kernel_fails_and_exits_with_1(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_kernel_that_raises_is_named_and_the_others_are_measured(monkeypatch):
+    right = dispatch.forward
+
+    def broken(query, *args, **options):
+        if query.dtype == torch.bfloat16:
+            raise RuntimeError("no binary for this device")
+        return right(query, *args, **options)
+
+    monkeypatch.setattr(dispatch, "forward", broken)
+    result = CliRunner().invoke(cli.application(), ["doctor"])
+    assert result.exit_code == 1
+    assert result.stdout.count("raises RuntimeError") == result.stdout.count("✗ fails") == 1
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("quick")
 def test_json_has_versions_devices_packages_and_calls(tmp_path):
     file = tmp_path / "machine.json"
     result = CliRunner().invoke(cli.application(), ["doctor", "--json", str(file)])
@@ -62,6 +78,17 @@ def test_json_has_versions_devices_packages_and_calls(tmp_path):
     assert {"cli", "fast", "probe", "report", "tables"} <= {package["extra"] for package in data["packages"]}
     assert all(call["passes"] and call["ratio"] == 0.5 for call in data["calls"])
     assert max(map(len, result.stdout.splitlines())) <= 80
+    again = CliRunner().invoke(cli.application(), ["doctor", "--json", str(file)])
+    assert again.exit_code == 0, again.output  # it replaces a file of its own
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_of_a_kernel_without_numbers_is_json(monkeypatch):
+    monkeypatch.setattr(kernel_calls, "_largest_error", lambda *_: float("nan"))
+    result = CliRunner().invoke(cli.application(), ["doctor", "--json", "-"])
+    assert result.exit_code == 1
+    data = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert {call["error"] for call in data["calls"]} == {None}
 
 
 def test_what_is_missing_has_a_command(monkeypatch):

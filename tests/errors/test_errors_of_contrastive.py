@@ -15,6 +15,7 @@ sampled = {"positive": y, "negatives": torch.tensor([2, 3])}
 ERRORS = [
     # pairs of miners, rings
     (TypeError, "circle_loss: pairs", "tuple", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y))),
+    (TypeError, "circle_loss: pairs", "integers", lambda: gz.contrastive.circle_loss(a, y, pairs=(0, 1, 2))),
     (ValueError, "circle_loss: pairs", "as many", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y[:2], y))),
     (ValueError, "circle_loss: scale", "positive", lambda: gz.contrastive.circle_loss(a, y, scale=0.0)),
     (

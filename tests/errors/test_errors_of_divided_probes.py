@@ -24,6 +24,7 @@ from support.error_form import each_of, refused
 from support.merged_runs import kept_runs
 
 FAILED = DividedOutcome(None, {"a": "b"}, False, 0, 1)
+CPU = torch.device("cpu")
 SITE = SumSite("m", 0, 0)
 NONE = Architecture((), 8, (), {}, frozenset())
 WIDE = Architecture(
@@ -93,12 +94,13 @@ ERRORS = [
     (ValueError, "merge: runs", "seed", lambda: both(measurement([1]), measurement([2], seed=5))),
     (ValueError, "merge: runs", "overlap", lambda: both(measurement([1, 2]), measurement([2]))),
     (ValueError, "merge: runs", "two or more", lambda: merge.command(["one"], out=str(folder() / "out"))),
+    (ValueError, "merge: --out", "one of the runs", lambda: merge.command(["one", "two"], out="one")),
     (ValueError, "merge: runs", "no statistics", lambda: kept_measurement(folder() / "none", [])),
     (ValueError, "merge: runs", "damaged", lambda: kept_measurement(damaged(), [])),
     (ValueError, "merge: --model", "weights", lambda: merge_of_kept(model=str(kept_runs()[0].parent / "other"))),
     (ValueError, "merge: --out", "written", merged_to_a_full_disk),
     (ValueError, "probe: --keep-statistics", "written", probed_to_a_full_disk),
-    (ValueError, "probe: predictions", "GiB", lambda: check_part_memory(WIDE, list(known_predictions()), "cpu")),
+    (ValueError, "probe: predictions", "GiB", lambda: check_part_memory(WIDE, list(known_predictions()), CPU)),
     (ValueError, "probe: --text", "standard input", lambda: probe._check_distribution(OPTIONS._replace(text="-"))),
     (
         RuntimeError,

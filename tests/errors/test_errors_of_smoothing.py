@@ -1,5 +1,7 @@
 """Smoothers and particle filters say what is wrong with a method, a lag, a number of particles or a model."""
 
+import math
+
 import torch
 
 from gradlogz import KalmanModel, Prior, SwitchingModel, smooth
@@ -24,6 +26,8 @@ ERRORS = [
         lambda: filter_in_blocks(model, y.expand(3, 4, 1), start),
     ),
     (ValueError, "filter_in_blocks: method", "imm", lambda: filter_in_blocks(model, y, start, method="gpb1")),
+    (ValueError, "filter_in_blocks: tolerance", "-1", lambda: filter_in_blocks(model, y, start, tolerance=-1.0)),
+    (ValueError, "filter_in_blocks: tolerance", "nan", lambda: filter_in_blocks(model, y, start, tolerance=math.nan)),
     (ValueError, "filter_in_blocks: block", "overlap", lambda: filter_in_blocks(model, y, start, block=10, overlap=11)),
     (
         TypeError,

@@ -111,7 +111,7 @@ def test_the_command_judges_what_a_killed_one_measured(folder, monkeypatch):
     probed("--out", "undisturbed")
     with monkeypatch.context() as patch:
         patch.delattr(run_probe, "measure")
-        assert "The statistics of an earlier run" in probed()
+        assert "The statistics that an earlier command left" in probed()
     assert not (run / STATISTICS).exists()
     one, other = read_run(run), read_run("undisturbed")
     assert one.findings.csv() == other.findings.csv()
@@ -130,7 +130,7 @@ def test_other_or_damaged_statistics_are_not_used(folder, change):
         file.write_bytes(file.read_bytes().replace(b"LayerState", b"LayerStat3"))
     if change == "cut":
         file.write_bytes(file.read_bytes()[:-1])
-    assert "The statistics of an earlier run" not in probed(*(["--seed", "3"] if change == "seed" else []))
+    assert "The statistics that an earlier command left" not in probed(*(["--seed", "3"] if change == "seed" else []))
 
 
 @pytest.fixture(scope="module")

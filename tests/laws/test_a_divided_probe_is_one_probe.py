@@ -14,8 +14,10 @@ from gradlogz.probing.inside.loading import load
 from gradlogz.probing.passes import memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.placement import placed
+from gradlogz.probing.prediction_files import selected
 from gradlogz.probing.statistics import SAMPLE, affine_fits, comoments_of, regression
-from support.divided_probes import NAMES, content, divided, saved
+from support.divided_probes import NAMES, UNTRAINED, content, divided, saved
+from support.nested_states import alike, numbers_in
 from support.saved_models import SIZES, tokenizer
 
 
@@ -33,27 +35,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def numbers_in(state, path=()):
-    """Yield the tensors and numbers of a nested state, with their paths."""
-    if isinstance(state, torch.Tensor | float | int):
-        yield path, torch.as_tensor(state, dtype=torch.float64)
-    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, tuple | list) else ()
-    for name, part in parts:
-        yield from numbers_in(part, (*path, name))
-
-
-def alike(one, other):
-    expected, found = dict(numbers_in(one)), dict(numbers_in(other))
-    assert expected.keys() == found.keys()
-    assert len(expected) > 20
-    for path, value in expected.items():
-        if path[0] == "identity" and value.ndim > 1:  # counts of rounding errors, which depend on the batches
-            assert found[path].sum() == value.sum()
-            continue
-        scale = max(1.0, float(value.nan_to_num().abs().amax())) if value.numel() else 1.0
-        torch.testing.assert_close(found[path], value, rtol=0.0, atol=1e-12 * scale, equal_nan=True)
-
-
 def test_the_parts_of_a_corpus_are_that_of_one_pass(place, tmp_path, monkeypatch):
     """Several parts of each group, with batches of few rows, against one pass of `measure`."""
     monkeypatch.setattr(corpus_parts, "CHUNK", 1)
@@ -61,10 +42,10 @@ def test_the_parts_of_a_corpus_are_that_of_one_pass(place, tmp_path, monkeypatch
     loaded = load(place / "model", device="cpu", dtype="float64")
     corpus = corpus_of(loaded.tokenizer, str(place / "text.jsonl"))
     one = run_probe.measure(
-        loaded.model, loaded.tokenizer, corpus, name="m", facts=loaded.facts, tokens=None, predictions=list(NAMES),
-        baseline=0.3, draws=2,
+        loaded.model, loaded.tokenizer, corpus, name="m", facts=loaded.facts, tokens=None,
+        predictions=selected([*NAMES, "untrained"], [UNTRAINED]), baseline=0.3, draws=2,
     )  # fmt: skip
-    outcome = divided(place, tmp_path / "work", dtype="float64", parts=16)
+    outcome = divided(place, tmp_path / "work", dtype="float64", parts=16, files=(UNTRAINED,))
     assert not outcome.failures
     other = outcome.measured
     assert other.complete
@@ -87,7 +68,9 @@ def test_matrices_on_the_disk_are_those_in_memory(place, tmp_path, monkeypatch):
     in_memory = content(divided(place, tmp_path / "a"), tmp_path / "x")
     monkeypatch.setattr(joined_parts, "LARGE", 1)
     assert content(divided(place, tmp_path / "b"), tmp_path / "y") == in_memory
-    assert list((tmp_path / "b/joined").iterdir())
+    joined = [path.stem.rpartition("-")[0] for path in (tmp_path / "b/joined").iterdir()]
+    assert joined
+    assert len(joined) == len(set(joined))  # one file for each group: those of the steps before are removed
     assert not list((tmp_path / "a/joined").iterdir())
 
 
@@ -98,7 +81,7 @@ def test_a_finished_probe_computes_nothing(place, tmp_path, monkeypatch):
 
 
 def test_without_a_baseline_there_are_fewer_parts(place, tmp_path):
-    outcome = divided(place, tmp_path / "work", baseline=0.0)
+    outcome = divided(place, tmp_path / "work", baseline=0.0, files=(UNTRAINED,))
     assert outcome.measured.baseline is None
     assert outcome.measured.matched == {}
     assert not list((tmp_path / "work/items").glob("baseline-*"))
@@ -112,10 +95,10 @@ def test_a_folder_of_other_facts_is_refused_and_the_difference_named(place, tmp_
 
 
 def test_predictions_with_large_matrices_have_passes_of_their_own(place, tmp_path, monkeypatch):
-    """Three predictions in bundles of one each are those of one pass."""
-    together = divided(place, tmp_path / "a").measured
+    """Four predictions in bundles of one each are those of one pass."""
+    together = divided(place, tmp_path / "a", files=(UNTRAINED,)).measured
     monkeypatch.setattr(memory_limits, "BUNDLE", 1)
-    apart = divided(place, tmp_path / "b").measured
+    apart = divided(place, tmp_path / "b", files=(UNTRAINED,)).measured
     assert list((tmp_path / "b/items").glob("text-*.1-*"))
     assert not list((tmp_path / "a/items").glob("text-*.1-*"))
     for one, other in ((together.state, apart.state), (together.baseline.state, apart.baseline.state)):

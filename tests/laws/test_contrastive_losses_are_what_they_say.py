@@ -475,6 +475,20 @@ def test_vectors_without_a_partner_are_left_out():
         close(loss(z, y), losses[:2].mean(), 10.0)
 
 
+def test_anchors_whose_circle_loss_vanishes_count_in_the_mean():
+    """The losses of separated classes are 0 in float32; only anchors without a positive are excluded."""
+    vectors, labels = torch.eye(5).repeat_interleave(2, 0)[:9], torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 4])
+    vectors[5] = vectors[0]
+    chosen = (torch.tensor([0, 4]), torch.tensor([1, 5]), torch.tensor([0, 4]), torch.tensor([2, 0]))
+    for pairs, anchors in ((None, 8), (chosen, 2)):
+        losses, mean = (
+            gz.contrastive.circle_loss(vectors, labels, scale=512.0, pairs=pairs, reduction=how)
+            for how in ("none", "mean")
+        )
+        assert int((losses > 0).sum()) < anchors
+        close(mean, losses.sum() / anchors, float(mean))
+
+
 def test_half_precision_is_computed_in_float32():
     s = Source(10, torch.float32)
     a, b = s.normal(6, 8).bfloat16().requires_grad_(), s.normal(6, 8).bfloat16()

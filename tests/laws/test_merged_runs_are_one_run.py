@@ -1,5 +1,8 @@
 """Runs of one model over different texts, merged, are the run over all of them; others are refused."""
 
+import errno
+import json
+import os
 import shutil
 
 import pytest
@@ -7,9 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from gradlogz import cli
+from gradlogz.probing import measurement_merge
 from gradlogz.probing.measurement_file import kept_measurement
-from gradlogz.probing.run_probe import chosen
+from gradlogz.probing.prediction_files import selected
 from gradlogz.probing.runs.run_folder import STATISTICS, read_run
+from support.divided_probes import UNTRAINED
+from support.nested_states import alike
 from support.saved_models import gpt2, save
 
 WORDS = 60
@@ -24,7 +30,11 @@ def lines(first, last):
 
 
 def run(*words):
-    return CliRunner().invoke(cli.application(), [*map(str, words)])
+    return CliRunner().invoke(cli.application(), [*map(str, words), "--prediction", UNTRAINED])
+
+
+def kept(folder):
+    return kept_measurement(folder, selected(None, [UNTRAINED]))
 
 
 def probed(place, text, out, *words):
@@ -47,29 +57,12 @@ def runs(tmp_path_factory):
     return place
 
 
-def numbers_in(state, path=()):
-    """Yield the tensors and numbers of a nested state, with their paths."""
-    if isinstance(state, torch.Tensor | float | int):
-        yield path, torch.as_tensor(state, dtype=torch.float64)
-    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, tuple | list) else ()
-    for name, part in parts:
-        yield from numbers_in(part, (*path, name))
-
-
 @pytest.mark.parametrize("field", ["state", "matched", "rescaled", "baseline"])
 def test_merged_statistics_are_those_of_one_pass(runs, field):
-    one, merged = (getattr(kept_measurement(runs / name, chosen(None)), field) for name in ("one", "merged"))
+    one, merged = (getattr(kept(runs / name), field) for name in ("one", "merged"))
     if field == "baseline":
         one, merged = one.state, merged.state
-    expected, found = dict(numbers_in(one)), dict(numbers_in(merged))
-    assert expected.keys() == found.keys()
-    assert len(expected) > 100
-    for path, value in expected.items():
-        if path[0] == "identity" and value.ndim > 1:  # counts of rounding errors, which depend on the batches
-            assert found[path].sum() == value.sum()
-            continue
-        scale = max(1.0, float(value.nan_to_num().abs().amax())) if value.numel() else 1.0
-        torch.testing.assert_close(found[path], value, rtol=0.0, atol=1e-12 * scale, equal_nan=True)
+    alike(one, merged, least=100)
 
 
 def test_merged_findings_are_those_of_one_pass(runs):
@@ -93,6 +86,56 @@ def test_merging_is_repeated_with_merged_runs(runs, tmp_path):
     result = run("merge", runs / "merged", runs / "c", "--out", tmp_path / "out", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert read_run(tmp_path / "out").counts["documents"] == 34
+
+
+def test_a_run_with_offloaded_weights_is_merged_and_the_missing_baseline_explained(runs, tmp_path):
+    """The run with offloaded weights has no random-weights baseline; the draws are measured with offloaded weights."""
+    parts = ["transformer.wte", "transformer.wpe", "transformer.h.0", "transformer.ln_f", "lm_head"]
+    device_map = json.dumps({"transformer.h.1": "disk", **dict.fromkeys(parts, "cpu")})
+    words = ["--tokens", "0", "--keep-statistics", "--dtype", "float64", "--baseline", "0.3", "--draws", "3"]
+    place = ["--text", runs / "both/b.jsonl", "--out", tmp_path / "b", "--device-map", device_map]
+    result = run("probe", runs / "model", *place, *words)
+    assert result.exit_code == 0, result.output
+    for order in ((runs / "a", tmp_path / "b"), (tmp_path / "b", runs / "a")):
+        result = run("merge", *order, "--out", tmp_path / "out", "--device-map", device_map)
+        assert result.exit_code == 0, result.output
+        assert "offloaded" in read_run(tmp_path / "out").model["without_baseline"]
+        merged, one = (kept(place) for place in (tmp_path / "out", runs / "one"))
+        assert merged.baseline is None
+        alike(one.matched, merged.matched)
+
+
+def test_draws_that_one_run_lacks_are_measured(runs):
+    first, second = (kept(runs / name) for name in "ab")
+    first = first._replace(facts={**first.facts, "without_matched": "too little memory"}, matched={}, rescaled={})
+    assert "without_matched" not in measurement_merge.merged("ab", [first, second]).facts
+
+
+def test_a_run_is_not_replaced_by_a_merge_with_it(runs):
+    before = (runs / "a" / STATISTICS).read_bytes()
+    assert "one of the runs" in refused("merge", runs / "a", runs / "b", "--out", f"{runs}/both/../a")
+    assert (runs / "a" / STATISTICS).read_bytes() == before
+
+
+def test_kept_statistics_are_those_of_a_model_of_the_same_name(runs, tmp_path):
+    shutil.copytree(runs / "model", tmp_path / "copy")
+    shutil.copytree(runs / "a", tmp_path / "a")
+    words = ["--text", runs / "both/a.jsonl", "--out", tmp_path / "a", *OPTIONS]
+    result = run("probe", tmp_path / "copy", *words)
+    assert result.exit_code == 0, result.output
+    assert read_run(tmp_path / "a").model["name"] == "copy"
+    assert "are judged" in run("probe", tmp_path / "copy", *words).output
+
+
+def test_statistics_are_kept_on_file_systems_without_hard_links(runs, tmp_path, monkeypatch):
+    def link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    result = run("probe", runs / "model", "--text", runs / "both/a.jsonl", "--out", tmp_path / "a", *OPTIONS)
+    assert result.exit_code == 0, result.output
+    read_run(tmp_path / "a")
+    assert kept(tmp_path / "a").complete
 
 
 def refused(*words):
@@ -128,6 +171,14 @@ def test_runs_without_statistics_or_with_damaged_ones_are_refused(runs, tmp_path
     for name in ("none", "damaged"):
         refused("merge", runs / "a", tmp_path / name, "--out", tmp_path / "out")
     assert "two or more" in refused("merge", runs / "a", "--out", tmp_path / "out")
+
+
+def test_a_run_is_readable_while_another_probe_judges_in_its_folder(runs, tmp_path):
+    """Killed there, it leaves the findings of one text with the statistics of another, which are not merged."""
+    shutil.copytree(runs / "a", tmp_path / "a")
+    shutil.copy(runs / "b" / STATISTICS, tmp_path / "a")
+    assert read_run(tmp_path / "a").counts == read_run(runs / "a").counts
+    assert "differs" in refused("merge", tmp_path / "a", runs / "a", "--out", tmp_path / "out")
 
 
 def test_another_model_in_place_of_that_of_the_runs_is_refused(runs, tmp_path):

@@ -4,9 +4,11 @@ The text is a bar on a terminal, and a line for every tenth of the work elsewher
 """
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from gradlogz import _progress
 from gradlogz._progress import reporter
 
 
@@ -89,3 +91,17 @@ def test_a_function_is_called_as_it_is():
     calls = []
     reporter(lambda done, total: calls.append((done, total)), "steps")(3, 7)
     assert calls == [(3, 7)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_work_of_earlier_calls_does_not_count_for_the_time_left(capsys, monkeypatch, terminal):
+    """50 of 60 parts are finished before; checking them takes 5 s, and each of the others 7 s."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    seconds = iter([0.0, 5.0, 12.0, 19.0, 26.0, 33.0])
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    show = reporter(True, "parts")
+    show(50, 60)
+    assert "left" not in capsys.readouterr().err
+    for done in (51, 52, 53, 54):
+        show(done, 60)
+    assert "42 s left" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from gradlogz.probing.run_probe import chosen
 from support.saved_models import SIZES, save
 
 NAMES = ("entropy", "linearity", "expansion")
+UNTRAINED = str(Path(__file__).with_name("untrained.py"))  # a prediction with a random-weights baseline
 FAULT = """
 import os, signal
 from pathlib import Path

@@ -3,7 +3,6 @@
 Read next: ../diagnosis/machine.py (what is measured), ../reporting/diagnosis_terminal.py (the lines).
 """
 
-from json import dumps
 from typing import Annotated
 
 import typer
@@ -26,6 +25,7 @@ def command(
     The exit status is 1 if a kernel computes something else than its definition.
     """
     from ..diagnosis.machine import diagnose
+    from ..page import as_json
     from ..reporting.diagnosis_terminal import diagnosis_lines
     from ..reporting.result_table import print_lines
 
@@ -40,5 +40,5 @@ def command(
         "devices": [device._asdict() for device in diagnosis.devices],
         "calls": [call._asdict() for call in diagnosis.calls],
     }
-    write_json(json, dumps(data, indent=2))
+    write_json(json, "" if json is None else as_json(data))  # an error that is no number is null
     return 0 if diagnosis.passes else 1

@@ -3,6 +3,7 @@
 Read next: ../probing/measurement_merge.py.
 """
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from rich.text import Text
 
 from .._input_errors import InputValueError
+from .checkpoint_runs import DeviceMap
 from .outputs import keeping, page_of, print_closing, print_lines, terminal
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def command(
     device: Annotated[
         str | None, typer.Option(help="Device: cpu, cuda, … (default: GPU if available).", show_default=False)
     ] = None,
+    device_map: DeviceMap = None,
     prediction: Annotated[
         list[str] | None,
         typer.Option(help="Python file of a prediction of the runs; it is run; repeatable.", show_default=False),
@@ -65,15 +68,18 @@ def command(
 
     if len(runs) < 2:
         raise InputValueError("merge", "runs", f"runs must be two or more, got {len(runs)}", "Name another run.")
+    if any(os.path.realpath(Path(run).expanduser()) == os.path.realpath(Path(out).expanduser()) for run in runs):
+        problem = f"{out} is one of the runs, which it would replace"
+        raise InputValueError("merge", "--out", problem, "Name another folder.")
     place, console = check_place(out), terminal(None)
-    described = [read_run(run, call="merge") for run in runs]
+    described = [read_run(run, call="merge", statistics=True) for run in runs]
     known = selected(None, prediction or [])
     measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
     options = measured.merge_data.options
     predictions = selected(options["predictions"], prediction or [])
     if measured.merge_data.windows:
         with console.status(Text("Measuring the draws of the matched baseline")):
-            measured = _with_draws(measured, predictions, model, device, allow_pickle, allow_remote_code)
+            measured = _with_draws(measured, predictions, model, device, device_map, allow_pickle, allow_remote_code)
     facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
     if reason := write_measurement(place, measured, facts):
         raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
@@ -102,6 +108,7 @@ def _with_draws(
     predictions: "list[Prediction]",
     model: str | None,
     device: str | None,
+    device_map: str | None,
     allow_pickle: bool,
     allow_remote_code: bool,
 ) -> "Measurement":
@@ -118,8 +125,8 @@ def _with_draws(
         problem = f"{source} has other weights than the runs, whose draws it is to measure"
         raise InputValueError("merge", "--model", problem, "Name the model of the runs, or probe with --draws 0.")
     loaded = load(
-        source, revision=revision, device=device, dtype=options["dtype"], allow_pickle=allow_pickle,
-        allow_remote_code=allow_remote_code,
+        source, revision=revision, device=device, device_map=device_map, dtype=options["dtype"],
+        allow_pickle=allow_pickle, allow_remote_code=allow_remote_code,
     )  # fmt: skip
     matched = matched_of(chosen(predictions), draws=options["draws"], baseline=options["baseline"])
     values = matched_draws(loaded.model, measured.merge_data.windows, matched, measured.probed, options["draws"])

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from .._input_errors import InputValueError
 from .boundary import INTERRUPTED, PARTIAL
-from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
+from .checkpoint_runs import CheckpointRun, DeviceMap, Settings, hashes_of, runs_of
 from .divided_probe import arguments_of, known_facts, measured_parts
 from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
@@ -53,7 +53,7 @@ MODEL = "minilm"  # default model
 STOPPED = "Interrupted: the results cover only the text read so far."
 FAILED = "Parts failed: the results cover the others. The same command tries them again."
 FREE = "Free some space, or drop --keep-statistics."
-UNJUDGED = "The statistics of an earlier run, which ended before its verdicts, are judged."
+MEASURED = "The statistics that an earlier command left in the run folder are judged; the text is not read again."
 
 
 def command(
@@ -107,13 +107,7 @@ def command(
         str | None,
         typer.Option(help="Device: cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
     ] = None,
-    device_map: Annotated[
-        str | None,
-        typer.Option(
-            help="Placement by transformers: auto, sequential, or a JSON object (default: none).",
-            show_default=False,
-        ),
-    ] = None,
+    device_map: DeviceMap = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Precision: float32, float64, bfloat16 or float16 (default: float32).", show_default=False),
@@ -257,15 +251,16 @@ def _undivided(
     facts: dict[str, str],
     console: "Console",
 ) -> "Measurement":
-    """Measure one model, or read what an earlier command has measured and not judged."""
+    """Measure one model, or read what an earlier command has measured and not judged, or kept."""
     from ..probing.measurement import with_merge_options
     from ..probing.measurement_file import read_measurement, write_measurement
 
     repeatable = settings.text != STANDARD_INPUT
-    measured = read_measurement(place, facts, settings.predictions) if repeatable else None
-    if measured is not None:
-        console.print(UNJUDGED, style="dim", highlight=False)
-        return measured
+    known = read_measurement(place, facts, settings.predictions) if repeatable else None
+    same = (checkpoint.label, loaded.facts["device"])
+    if known is not None and (known.probed.name, known.facts.get("device")) == same:
+        console.print(MEASURED, style="dim", highlight=False)
+        return known
     measured = with_merge_options(_measured(checkpoint, loaded, settings, facts), settings.merge_options(checkpoint))
     if repeatable and measured.complete and (reason := write_measurement(place, measured, facts)):
         console.print(f"The statistics are not on the disk while they are judged: {reason}.", style="yellow")

@@ -7,8 +7,10 @@
 The definition is written out here: it shares no code with a kernel.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from ..kernels.attention.scoring import Scoring, Sight
 from ..kernels.filters.dispatch import filtering_kernel
 from .records import ServedCall
 
+FILTER = "imm, 3 modes, 500 targets"
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
@@ -60,10 +63,19 @@ GPU_CALLS = (
 
 
 def served_calls(device: torch.device) -> Iterator[ServedCall]:
-    """Yield the calls of a device, each when it is measured."""
+    """Yield the calls of a device, each when it is measured. A call that raises does not pass, and names its error."""
     for call in GPU_CALLS if device.type == "cuda" else CPU_CALLS:
-        yield _served_attention(call, device)
-    yield _served_filter(device)
+        yield _measured(call.name, "SDPA", device, partial(_served_attention, call, device))
+    yield _measured(FILTER, "torch path", device, partial(_served_filter, device))
+
+
+def _measured(name: str, rival: str, device: torch.device, measure: Callable[[], ServedCall]) -> ServedCall:
+    try:
+        return measure()
+    except Exception as error:  # a kernel may fail in the compiler, in the driver or in torch
+        return ServedCall(
+            name, str(device), f"raises {type(error).__name__}", math.nan, False, math.nan, math.nan, rival
+        )
 
 
 def number_of_calls(device: torch.device) -> int:
@@ -149,7 +161,7 @@ def _served_filter(device: torch.device) -> ServedCall:
     name = "torch" if kernel is None else "CUDA (NVRTC)" if device.type == "cuda" else "numba"
     error = _largest_error(ours(), theirs())
     ratio, again = _compared(ours, theirs, device)
-    return ServedCall("imm, 3 modes, 500 targets", str(device), name, error, error <= TOLERANCES[torch.float64],
+    return ServedCall(FILTER, str(device), name, error, error <= TOLERANCES[torch.float64],
                       ratio, again, "torch path")  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from .runs.records import Token
 from .statistics import merge
 
 OF_TEXT = ("text_sha256", "settings_sha256", "tokens", "documents", "effective_documents", "groups", "fingerprint")
+OF_NULLS = ("without_baseline", "without_matched")  # reasons why a null is missing: draws are measured again
 ABOUT_PLACE = ("model", "revision")  # options that say where the model is, not what it is
 
 
@@ -45,10 +46,13 @@ def merged(names: Sequence[str], measurements: Sequence[Measurement]) -> Measure
     report = documents.report(first.report._replace(**counts))
     rows = [m.merge_data.baseline for m in measurements]
     baseline = reduce(lambda a, b: a.merge(b), rows) if all(rows) else None  # type: ignore[union-attr, arg-type, return-value]
+    reasons = [m.facts["without_baseline"] for m in measurements if "without_baseline" in m.facts]
+    facts = {name: value for name, value in first.facts.items() if name not in (*OF_TEXT, *OF_NULLS)}
+    facts |= {"without_baseline": reasons[0]} if reasons else {}
     draws = int(first.merge_data.options.get("draws", 0))
     return Measurement(
         first.probed,
-        {name: value for name, value in first.facts.items() if name not in OF_TEXT} | facts_of_text(report),
+        facts | facts_of_text(report),
         reduce(merge, [m.state for m in measurements]),
         None if baseline is None or first.baseline is None else replace(first.baseline, state=baseline.state),
         {},

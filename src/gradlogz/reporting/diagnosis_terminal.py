@@ -1,5 +1,6 @@
 """The diagnosis of a machine on a terminal: versions, devices, calls, and what is missing."""
 
+import math
 import shlex
 
 from rich.text import Text
@@ -20,7 +21,7 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> list[Text]:
         if calls and (":" not in device.name or any(call.device == device.name for call in calls)):
             rows = [(c.call, c.kernel, f"{c.error:.0e}", f"{c.ratio:.2f}", c.rival) for c in calls]
             lines += result_table(HEADS, rows, ["holds" if c.passes else "fails" for c in calls], width)
-            noise = max(abs(c.again - 1) for c in calls)
+            noise = max((abs(c.again - 1) for c in calls if not math.isnan(c.again)), default=math.nan)
             lines.append(
                 Text(f"time: in units of that of the rival; rival / rival differs from 1 by up to {noise:.2f}")
             )

@@ -21,7 +21,7 @@ from ..filters.prior_and_series import Prior
 from ..filters.results import Filtered
 from .records import StateEstimate
 from .target_batches import TargetBatch
-from .tracking_model import DetectionNoise, model_of_batch, motion_probability
+from .tracking_model import DetectionNoise, model_of_batch, motion_probability, noise_in
 
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
 
@@ -61,10 +61,7 @@ def work_of(
     batch: TargetBatch,
 ) -> BatchWork:
     """Return the work of a batch, with no more than its own rows of the noise."""
-    if noise is not None:
-        late = None if noise.late is None else noise.late[batch.rows]
-        noise = DetectionNoise(noise.ordinary[batch.rows], late, noise.share)
-    return BatchWork(settings_filter, smooths, model, prior, noise, batch)
+    return BatchWork(settings_filter, smooths, model, prior, noise_in(batch, noise), batch)
 
 
 def filtered_batch(work: BatchWork) -> BatchTracks:

@@ -30,10 +30,10 @@ from .outliers import outlier_covariance
 from .settings import TrackingSettings
 from .simplex_search import minimum
 from .target_batches import ROWS, batches
-from .tracking_model import model_of, model_of_batch, noise_of, prior_of, prior_of_batch, velocities_of
+from .tracking_model import model_of, model_of_batch, noise_in, noise_of, prior_of, prior_of_batch, velocities_of
 
 SAMPLED_ROWS, SAMPLED_STEPS = 8192, 256  # rows of a fit, and the longest series of a target
-EVALUATIONS = 1500  # largest number of likelihoods
+EVALUATIONS = 2500  # largest number of likelihoods; three modes with late detections need 1,600
 TOLERANCE = 2e-5  # nats per detection
 RANGE = 1e3  # factor by which a level may differ from its start
 REMAINING = 1e-6  # probability of an outlier among the detections that were not rejected
@@ -74,7 +74,8 @@ def fitted_levels(
         noise = noise_of(sample, trial, velocity)
         total = 0.0
         for batch, covariance in zip(series, far, strict=True):
-            discrete, beginning = model_of_batch(model, batch, noise), prior_of_batch(prior, noise)
+            discrete = model_of_batch(model, batch, noise_in(batch, noise))
+            beginning = prior_of_batch(prior, noise)
             if covariance is not None:
                 discrete = with_clutter(discrete, REMAINING, covariance)
                 beginning = prior_with_clutter(beginning)

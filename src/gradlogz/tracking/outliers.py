@@ -24,7 +24,7 @@ from ..filters.prior_and_series import Prior
 from .detections import Detections
 from .noise_levels import DIFFUSE, SAMPLE, Levels
 from .target_batches import ROWS, TargetBatch, batches
-from .tracking_model import DetectionNoise, diffuse_deviation, model_of_batch, prior_of_batch
+from .tracking_model import DetectionNoise, diffuse_deviation, model_of_batch, noise_in, prior_of_batch
 
 ROUNDS = 2
 NEAR = 3  # rows at the start of a filter, before it knows velocities
@@ -90,7 +90,7 @@ def _outlier_probability(
 ) -> Float[Tensor, "b t"]:
     """Probability that each row is an outlier, given the rows before it."""
     covariance = outlier_covariance(batch, levels, noise)
-    robust = with_clutter(model_of_batch(model, batch, noise), probability, covariance)
+    robust = with_clutter(model_of_batch(model, batch, noise_in(batch, noise)), probability, covariance)
     beginning = prior_with_clutter(prior_of_batch(prior, noise))
     filtered = imm(robust, batch.observations, beginning, fields=("log_mode_probability",))
     return without_clutter(filtered.log_mode_probability)[1]

@@ -90,7 +90,7 @@ def track(
         detections: path of a CSV or parquet file with columns time, target, x, y and optionally z, or such columns in
             a dictionary, a DataFrame of pandas or polars, or an xarray.Dataset; None selects the built-in scenario.
         progress: True shows a bar on standard error; a function is called with the completed and the total number of
-            rows, where each likelihood of a fit counts its rows.
+            rows, where each likelihood of a fit counts its rows; of batches of targets while an engine filters them.
         levels: noise levels of an earlier run, `tracks.levels`, or the path of its results (--json).
         engine: who filters batches of targets: "process" (this one), "processes" of this machine, "slurm", "ray", or an
             `Engine`; None for this process without parts. Results do not depend on it.

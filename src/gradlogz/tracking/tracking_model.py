@@ -128,8 +128,16 @@ def noise_of(detections: Detections, levels: Levels, velocity: Float[Tensor, "n 
     return DetectionNoise(ordinary, late if levels.late else None, levels.late)
 
 
+def noise_in(batch: TargetBatch, noise: DetectionNoise | None) -> DetectionNoise | None:
+    """Covariances of the rows of a batch [b, t, d, d], from those of all rows; None if each is that of the model."""
+    if noise is None:
+        return None
+    late = None if noise.late is None else noise.late[batch.rows]
+    return DetectionNoise(noise.ordinary[batch.rows], late, noise.share)
+
+
 def model_of_batch(model: SwitchingModel, batch: TargetBatch, noise: DetectionNoise | None) -> SwitchingModel:
-    """The model for the steps of a batch; noise: that of its rows [b, t, d, d]. Late detections double the modes."""
+    """The model for the steps of a batch; noise: `noise_in` the batch. Late detections double the modes."""
     discrete = discretized(model, batch.dt)
     if noise is None:
         return discrete

@@ -37,7 +37,8 @@ def visible_pairs(call: str, labels: Int[Tensor, " m"], pairs: MinedPairs | None
 
 def _mask(call: str, labels: Tensor, m: int, row: Indices, column: Indices) -> Bool[Tensor, "m m"]:
     for indices in (row, column):
-        check_integers(call, "pairs", indices, tuple(indices.shape[:1]), labels)
+        shape = tuple(indices.shape[:1]) if isinstance(indices, Tensor) else ()
+        check_integers(call, "pairs", indices, shape, labels)
         check_indices(call, "pairs", indices, m, "vectors")
     if row.shape != column.shape:
         fact = f"{row.shape[0]} and {column.shape[0]}"

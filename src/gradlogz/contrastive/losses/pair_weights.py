@@ -36,6 +36,7 @@ from ..validation import (
     wide,
 )
 from .mined_pairs import MinedPairs, visible_pairs
+from .several_positives import count_members
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -97,10 +98,16 @@ def circle_loss(
     call = "circle_loss"
     x = _checked(call, vectors, labels, normalize, reduction)
     check_positive(call, scale=scale)
-    losses = each_row(_Circle(x.shape[0], *visible_pairs(call, labels, pairs), relaxation, scale), x, x, None)
+    positives, negatives = visible_pairs(call, labels, pairs)
+    losses = each_row(_Circle(x.shape[0], positives, negatives, relaxation, scale), x, x, None)
     if reduction != "mean":
         return reduced(call, losses, reduction)
-    return losses.sum() / (losses.detach() > 0).sum().clamp(min=1)
+    if positives.mask is None or negatives.mask is None:
+        members = count_members(labels, labels)
+        some = (members > 1) & (members < x.shape[0])
+    else:
+        some = positives.mask.any(-1) & negatives.mask.any(-1)
+    return losses.sum() / some.sum().clamp(min=1)
 
 
 @without_autocast

@@ -127,7 +127,7 @@ def supervised_contrastive(
         y, itself = gather_rows(y, group), None if candidates is not None else index
     positives = VisiblePairs(labels=(labels, y), excluded=itself)
     rows = SomePositives(m, positives, VisiblePairs(labels=(labels, y), same=False), kind)
-    members = _members(labels, y) - (0 if itself is None else 1)
+    members = count_members(labels, y) - (0 if itself is None else 1)
     some = members > 0
     # One process may have no positives, but not all: an error of one alone would leave the others waiting for it.
     everywhere = some if group is None else gather_rows(some.long(), group) > 0
@@ -158,7 +158,7 @@ def _around_the_ring(
         """N, A, the sum of the logits of positives, and their number."""
         x = block.candidates
         negatives = VisiblePairs(labels=(labels, _labels(block)), same=False)
-        number, total = _members(labels, _labels(block)).to(query.dtype), _sums_by_label(x, _labels(block), labels)
+        number, total = count_members(labels, _labels(block)).to(query.dtype), _sums_by_label(x, _labels(block), labels)
         if block.is_local and itself is not None:
             number, total = number - 1, total - x
         sides = (log_sum_exp(query, x, None, visible) for visible in (negatives, positives(block)))
@@ -284,7 +284,7 @@ def nca(
     check_temperature(call, temperature, vectors)
     check_choice(call, "reduction", reduction, REDUCTIONS)
     x = unit(wide(vectors)) if normalize else wide(vectors)
-    members = _members(labels, labels) - 1
+    members = count_members(labels, labels) - 1
     some = members > 0
     _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
     x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
@@ -304,7 +304,7 @@ def _check_some(call: str, argument: str, some: Bool[Tensor, " m"], problem: str
         raise InputValueError(call, argument, problem, "Use a larger batch, or exclude fewer pairs.")
 
 
-def _members(labels: Int[Tensor, " m"], of_candidates: Int[Tensor, " n"]) -> Int[Tensor, " m"]:
+def count_members(labels: Int[Tensor, " m"], of_candidates: Int[Tensor, " n"]) -> Int[Tensor, " m"]:
     """Number of candidates with the label of each vector, in linear memory."""
     ordered = of_candidates.sort().values
     first, last = (torch.searchsorted(ordered, labels, right=right) for right in (False, True))

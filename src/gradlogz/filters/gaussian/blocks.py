@@ -94,6 +94,9 @@ def filter_in_blocks(
     if block < 1 or not 0 <= overlap <= block:
         problem = f"block must be at least 1 and overlap from 0 to block, got block={block} and overlap={overlap}"
         raise InputValueError(call, "block", problem, "Use block=1024 and overlap=256.")
+    if not tolerance >= 0:
+        problem = f"tolerance must be a number from 0, got {tolerance}"
+        raise InputValueError(call, "tolerance", problem, "Use 0 for the result of the sequential filter.")
     steps = series.observations.shape[0]
     chosen = SwitchingFilter(model) if method == "imm" else SwitchingFilter(model, "gpb")
     first = initial_state(call, model, prior, torch.Size())

@@ -117,7 +117,9 @@ def _centred(loss: RowLoss, key: Tensor) -> Tensor:
 
 def _twice(ctx: Any, gradient: Tensor, per_row: bool) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again."""
+    # Views, since operands may be functions of each other: the gradient of one has no path through another.
     query, key, bias = ctx.saved_tensors[:3]
+    query, key, bias = query.view_as(query), key.view_as(key), None if bias is None else bias.view_as(bias)
     q = query * ctx.factor
     if ctx.loss.indivisible:
         losses = ctx.loss.value(logits(q, key, bias, ctx.precision))

@@ -27,6 +27,7 @@ from ..corpus.readers import batches_of
 from ..inside.embeddings import word_vectors_of
 from ..inside.head_weights import HeadWeights
 from ..inside.loading import Loaded, describe
+from ..inside.offloading import device_of
 from ..inside.weights import weights_of
 from ..measurement_file import modules_of
 from ..passes.batch_statistics import statistics_of
@@ -92,7 +93,7 @@ def divided_measure(
             baseline=options.baseline if untrained else 0.0, draws=options.draws if matched else 0,
         )  # fmt: skip
         MODELS.give(source, loaded.model)
-        layers, bundles = _sizes(place, source, parts, predictions)
+        layers, bundles = _sizes(place, source, device_of(loaded.model), parts, predictions)
         MODELS.clear()  # workers have their own; here it is opened again as they do it, with one thread
         if isinstance(engine, InProcess):
             MODELS.give(source, loaded.model)
@@ -121,12 +122,12 @@ def _reading(source: ModelSource, loaded: Loaded, corpus: Iterable[Any], options
 
 
 def _sizes(
-    place: WorkFolder, source: ModelSource, parts: CorpusParts, predictions: Sequence[Prediction]
+    place: WorkFolder, source: ModelSource, device: torch.device, parts: CorpusParts, predictions: Sequence[Prediction]
 ) -> tuple[int, int]:
     """Return the numbers of attention layers and of bundles; raise if the matrices of one do not fit into memory."""
     state = part_state(place, source, parts.first, PartWork("model", Part([])))
     assert isinstance(state, ModelState)
-    check_part_memory(state.architecture, predictions, source.device)
+    check_part_memory(state.architecture, predictions, device)
     return len(state.architecture.attention), len(bundles_of(state.architecture, predictions))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import groupby
 from operator import or_
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.state_file import Encoded, Modules
@@ -138,11 +139,15 @@ def _joined(
         groups: list[State] = [{}]
         for group, names in groupby(sorted(parts), key=lambda name: parts[name].group):
             first, *others = (states[in_bundle(name, bundle)] for name in names)
-            for number, other in enumerate(others):
+            written: Path | None = None
+            for other in others:
                 first = merge(first, other)
                 if Encoded(first).nbytes >= LARGE:
-                    name = f"{kind}-{group}-{number}.{bundle}"
-                    first = place.read(name, place.write(name, first, JOINED), modules)
+                    name, before = f"{kind}-{group}.{bundle}", written
+                    written = place.write(name, first, JOINED)
+                    first = place.read(name, written, modules)
+                    if before not in (None, written):
+                        before.unlink()
             groups.append(first)
         state = reduce(merge, groups)
         if bundles > 1 and bundle == 0:  # the predictions with samples of tokens, which add up over groups

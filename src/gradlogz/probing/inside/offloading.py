@@ -60,7 +60,8 @@ def present(module: nn.Module) -> Iterator[None]:
 def plain_copy(module: nn.Module) -> nn.Module:
     """Return a copy of a module without submodules, with values, which computes without the hooks of accelerate."""
     with present(module):
-        wrapping = {name: module.__dict__.pop(name) for name in _WRAPPING if name in module.__dict__}
+        names = [name for name in _WRAPPING if name in module.__dict__] if "_hf_hook" in module.__dict__ else []
+        wrapping = {name: module.__dict__.pop(name) for name in names}
         try:
             return copy.deepcopy(module)
         finally:

@@ -85,9 +85,9 @@ def part_bytes(architecture: Architecture, predictions: Sequence[Prediction]) ->
     return max(matrices[0] + 2 * samples, *matrices[1:], JUDGED * of_layer + samples)
 
 
-def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: str | None) -> None:
+def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: torch.device) -> None:
     """Raise if the matrices of one group of documents do not fit into memory."""
-    size, memory = part_bytes(architecture, predictions), memory_of(torch.device(device or "cpu"))
+    size, memory = part_bytes(architecture, predictions), memory_of(device)
     if memory is not None and size > memory:
         problem = (
             f"a part needs {size / 2**30:.1f} GiB for matrices at width {architecture.width}, but the memory has "

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -75,7 +75,7 @@ def write_run(folder: str | os.PathLike[str], run: Run, *, keep_statistics: bool
     try:
         part.mkdir()
         if keep_statistics:
-            os.link(place / STATISTICS, part / STATISTICS)
+            _link(place / STATISTICS, part / STATISTICS)
         _write_files(part, run)
         with _alone(place):
             _keep_others(place, part)
@@ -130,16 +130,19 @@ def _check_replaceable(place: Path) -> None:
         raise InputValueError("write_run", "folder", problem, "Move it elsewhere, or name another folder.")
 
 
-def read_run(folder: str | os.PathLike[str], *, strict: bool = True, call: str = "read_run") -> Run:
+def read_run(
+    folder: str | os.PathLike[str], *, strict: bool = True, call: str = "read_run", statistics: bool = False
+) -> Run:
     """Read a run, after a check that it is complete and that every file has its checksum.
 
     strict: raise for a damaged or incomplete run. Otherwise read the readable part, with `notes` on the rest, and raise
         only without readable findings.
     call: name of the caller in errors.
+    statistics: check those that the run keeps, too. Another probe replaces them before its run replaces this one.
     """
     place = Path(os.path.realpath(Path(folder).expanduser()))
     with _alone(place):
-        return _read(place, Problems(call, strict=strict))
+        return _read(place, Problems(call, strict=strict), () if statistics else (STATISTICS,))
 
 
 # Writing ------------------------------------------------------------------------------------------------------------
@@ -155,6 +158,14 @@ def _write_files(folder: Path, run: Run) -> None:
     files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
     content = {"format": FORMAT, **{name: getattr(run, name) for name in DESCRIBED}, "files": files}
     (folder / RUN).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; on file systems without hard links, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _flush(folder: Path) -> None:
@@ -243,18 +254,18 @@ def _checksum(path: Path) -> str:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def _read(place: Path, problems: Problems) -> Run:
+def _read(place: Path, problems: Problems, unchecked: Sequence[str]) -> Run:
     if not any((place / name).is_file() for name in (RUN, FINDINGS, PARQUET)):
         problem = f"{place} has neither {RUN} nor {FINDINGS}" if place.is_dir() else f"there is no run folder {place}"
         problems.refuse(
             problem, f"Name a folder with {RUN} and {FINDINGS}; gradlogz probe MODEL --out FOLDER writes one."
         )
-    described = _description(place, problems)
+    described = _description(place, problems, unchecked)
     findings = _findings(place, described["model"], problems)
     return Run(**described, findings=findings, notes=tuple(problems.notes))
 
 
-def _description(place: Path, problems: Problems) -> dict[str, Any]:
+def _description(place: Path, problems: Problems, unchecked: Sequence[str]) -> dict[str, Any]:
     """Contents of run.json; fields that are missing or of another type are empty."""
     content = object_in(place / RUN)
     if isinstance(content, str):
@@ -262,13 +273,13 @@ def _description(place: Path, problems: Problems) -> dict[str, Any]:
         problems.meet(note, f"{RUN} is not readable ({content})")
         content = {}
     else:
-        _check_description(content, place, problems)
+        _check_description(content, place, problems, unchecked)
     known = {name: content[name] for name, kind in DESCRIBED.items() if isinstance(content.get(name), kind)}
     known |= {name: renamed(known[name]) for name in ("model", "times") if name in known}
     return {name: None if kind is int else kind() for name, kind in DESCRIBED.items()} | known
 
 
-def _check_description(content: Mapping[str, Any], place: Path, problems: Problems) -> None:
+def _check_description(content: Mapping[str, Any], place: Path, problems: Problems, unchecked: Sequence[str]) -> None:
     number, version = content.get("format"), content.get("version")
     if not isinstance(number, int) or number > FORMAT:
         note = f"The run is of format {number}, written by gradlogz {version}; shown are the fields of format {FORMAT}."
@@ -290,7 +301,7 @@ def _check_description(content: Mapping[str, Any], place: Path, problems: Proble
         problems.meet(note, problem, "Run the command again, or pass strict=False.")
     files = content.get("files")
     for name, written in files.items() if isinstance(files, dict) else ():
-        if Path(name).name == name:  # a run has no files elsewhere
+        if Path(name).name == name and name not in unchecked:  # a run has no files elsewhere
             _check_file(place / name, written, problems)
 
 
