@@ -272,10 +272,7 @@ def probe() -> str:
 def probe_stages() -> str:
     """Seconds of CPU time of the stages of whole runs, one row per model."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "probe.json").read_text())["rows"]
-    stages = {
-        "model": "pass of the model", "baseline": "random-weights baseline", "matched": "20 matched draws",
-        "judging": "judging",
-    }  # fmt: skip
+    stages = {"model": "pass of the model", "matched": "20 matched draws", "judging": "judging"}
     lines = [
         "| run | " + " | ".join(f"{stage}, s" for stage in stages.values()) + " | judging / measuring |",
         "|---|" + "---|" * (len(stages) + 1),

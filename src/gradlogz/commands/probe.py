@@ -118,7 +118,7 @@ def command(
     ] = None,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for the random-weights baseline; 0 for none."),
+        typer.Option("--baseline", help="Share of the text for untrained models; 0: no random models."),
     ] = 0.1,
     draws: Annotated[int, typer.Option(min=0, help="Number of draws of the matched baseline; 0 for none.")] = 20,
     intervene: Intervene = None,

@@ -28,6 +28,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -78,15 +79,15 @@ class Bounds(NamedTuple):
 class Judged(NamedTuple):
     """Findings with verdicts for the rows of a quantity, and what the verdict on the model needs of their tests.
 
-    supports, refutes: p-values of the rows in both directions, NaN for rows that cannot be tested. detectable: the
-    smallest value, or difference to the null, that the test of a row finds with a probability of 80 %; NaN if unknown.
-    key: of the detail that reports it.
+    supports, refutes: p-values of the rows in both directions, NaN for rows that cannot be tested. detectable: function
+    of a level, the smallest value, or difference to the null, that the test of a row at this level finds with a
+    probability of 80 %; NaN if unknown. key: of the detail that reports it.
     """
 
     findings: list[Finding]
     supports: Float[Tensor, " n"]
     refutes: Float[Tensor, " n"]
-    detectable: Float[Tensor, " n"]
+    detectable: Callable[[float], Float[Tensor, " n"]]
     key: str = DETECTABLE
 
 
@@ -110,7 +111,8 @@ def judge(
     limits = [bounds(f) for f in rows]
     supports = _p_values(rows, [b.supports for b in limits], sign)
     refutes = _p_values(rows, [b.refutes for b in limits], -sign)
-    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, _detectable(rows, limits, sign))
+    detectable = partial(_detectable, rows, limits, sign)
+    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable)
 
 
 def refutable(
@@ -134,8 +136,8 @@ def refutable(
     refutes = (2 * above.amin(0)).clamp(max=1.0)
     compatible = benjamini_hochberg(below.amax(0))
     never = torch.full_like(refutes, math.nan)
-    detectable = _detectable(rows, [b._replace(supports=math.nan) for b in limits[0]], -1.0)
-    judged = Judged(_ruled(findings, quantity, never, refutes), never, refutes, detectable)
+    detectable = partial(_detectable, rows, [b._replace(supports=math.nan) for b in limits[0]], -1.0)
+    judged = Judged(_ruled(findings, quantity, never, refutes), never, refutes, lambda level: detectable(level / 2))
     total = len(_applicable(judged.findings, quantity))
     return judged, Detail(COMPATIBLE, count=int(compatible.sum()), total=total)
 
@@ -151,10 +153,10 @@ def _ruled(
     return _with_verdicts(findings, quantity, *(benjamini_hochberg(p).tolist() for p in (supports, refutes)))
 
 
-def _detectable(rows: Sequence[Finding], limits: Sequence[Bounds], sign: float) -> Float[Tensor, " n"]:
-    """Smallest values of a claim that the tests of rows find with probability POWER; NaN without bound or interval.
+def _detectable(rows: Sequence[Finding], limits: Sequence[Bounds], sign: float, level: float) -> Float[Tensor, " n"]:
+    """Smallest values of a claim that tests of rows at a level find with probability POWER; NaN if unknown.
 
-        bound ± (t_.975 + t_.8) se          se: of the confidence interval, which faces the bound
+        bound ± (t_(1 - level/2) + t_.8) se          se: of the confidence interval, which faces the bound
 
     Of claims that cannot be supported it is the value that refutes them.
     """
@@ -164,12 +166,12 @@ def _detectable(rows: Sequence[Finding], limits: Sequence[Bounds], sign: float) 
     bound = torch.where(supports.isfinite(), supports, refutes)
     freedom = _freedom(rows)
     error = facing(value, low, high, bound) / student_quantile(freedom)
-    return torch.where(bound.isfinite(), bound + side * _arms(freedom) * error, torch.nan)
+    return torch.where(bound.isfinite(), bound + side * _arms(freedom, level) * error, torch.nan)
 
 
-def _arms(freedom: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Standard errors between a bound and an effect that a two-sided 5 % test finds with probability POWER."""
-    return student_quantile(freedom) + student_quantile(freedom, 2 * POWER - 1)
+def _arms(freedom: Float[Tensor, " n"], level: float) -> Float[Tensor, " n"]:
+    """Standard errors between a bound and an effect that a two-sided test finds with probability POWER."""
+    return student_quantile(freedom, 1 - level) + student_quantile(freedom, 2 * POWER - 1)
 
 
 def _with_verdicts(
@@ -200,14 +202,19 @@ def judge_against_null(
     """
     rows = [f for f in findings if f.quantity == quantity]
     place = {_head(f): i for i, f in enumerate(rows)}
-    tests = _against_null(rows)
+    tests = [_against_null(rows)]
     for other in also:
         further = [f for f in findings if f.quantity == other]
-        more = torch.full((3, len(rows)), math.nan, dtype=torch.float64)
+        more = torch.full((4, len(rows)), math.nan, dtype=torch.float64)
         more[:, [place[_head(f)] for f in further]] = torch.stack(_against_null(further))
-        tests = _Tests(*(torch.maximum(one, each) for one, each in zip(tests, more, strict=True)))  # NaN if either is
-    supports, refutes = (tests.below, tests.above) if small else (tests.above, tests.below)
-    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, tests.detectable, DIFFERENCE)
+        tests.append(_Tests(*more))
+    above, below = (torch.stack(p).amax(0) for p in ([t.above for t in tests], [t.below for t in tests]))  # keeps NaN
+
+    def detectable(level: float) -> Float[Tensor, " n"]:
+        return torch.stack([_arms(t.freedom, level) * t.error for t in tests]).amax(0)
+
+    supports, refutes = (below, above) if small else (above, below)
+    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable, DIFFERENCE)
 
 
 def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
@@ -217,11 +224,12 @@ def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Te
 
 
 class _Tests(NamedTuple):
-    """p-values of value <= null and of value >= null, and the difference that is found with probability POWER."""
+    """p-values of value <= null and of value >= null; standard error of the difference and its degrees of freedom."""
 
     above: Float[Tensor, " n"]
     below: Float[Tensor, " n"]
-    detectable: Float[Tensor, " n"]
+    error: Float[Tensor, " n"]
+    freedom: Float[Tensor, " n"]
 
 
 def _against_null(rows: Sequence[Finding]) -> _Tests:
@@ -244,7 +252,7 @@ def _against_null(rows: Sequence[Finding]) -> _Tests:
     welch = total.square() / (variance.square() / freedom + null_variance.square() / null_freedom)
     p = student_p((value - null) / total.sqrt(), welch)
     above, below = (torch.where((side > 0) | p.isnan(), p, 1.0) for side in (value - null, null - value))
-    return _Tests(above, below, _arms(welch) * total.sqrt())
+    return _Tests(above, below, total.sqrt(), welch)
 
 
 def describe(
@@ -273,7 +281,8 @@ def conclude(
 ) -> Judgement:
     """Judgement of the model: a test that more than half of the judged rows are beyond the bound, at level LEVEL.
 
-    Details and remarks follow, with the p-value of the verdict and the median of the effects that tests detect.
+    Details and remarks follow, with the p-value of the verdict and the effect that it detects: if all of n rows have
+    it, each is found with probability POWER at the level of the smallest of the n - floor(n / 2) p-values of the test.
     """
     judgement = counted(judged.findings, quantity, details=details, remarks=remarks)
     if not judgement.judged:
@@ -282,7 +291,8 @@ def conclude(
     tested = [i for i, f in enumerate(rows) if f.verdict != "not applicable"]
     supports, refutes = (majority_p_value(p[tested].nan_to_num(1.0)) for p in (judged.supports, judged.refutes))
     verdict: Ruling = "supported" if supports <= LEVEL else "refuted" if refutes <= LEVEL else "inconclusive"
-    effect = median(judged.detectable[tested].tolist())
+    strictest = LEVEL / (len(tested) - len(tested) // 2)
+    effect = median(judged.detectable(strictest)[tested].tolist())
     tests = (Detail(MAJORITY, min(supports, refutes)), Detail(judged.key, effect))
     return judgement._replace(verdict=verdict, details=(*judgement.details, *tests))
 

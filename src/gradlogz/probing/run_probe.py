@@ -93,8 +93,8 @@ def probe(
         tokens: number of tokens to read, None for all.
         length: maximum window length in tokens; by default 1024 or the context length, whichever is smaller.
         predictions: names of predictions, or your own files (docs/adding_a_prediction.md); all by default.
-        baseline: share of the windows that the random-weights baseline reads, at least one of each group; 0 for no
-            random models at all.
+        baseline: share of the windows that the random-weights baseline reads, at least one of each group, if a
+            prediction of your own asks for it; 0 for no random models at all, also no draws.
         draws: number of draws of the matched baseline, whose heads have the spectra of the trained ones; 0 for none.
         seed: seed of the choice of documents.
         baseline_seed: seed of the random-weights baseline, of matched draws and of other random null models; `seed` if

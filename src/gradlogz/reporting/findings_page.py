@@ -64,9 +64,9 @@ GUIDE = {
         "what the claim needs, such as a feed-forward sublayer or a next-token loss."
     ),
     "detectable value": (
-        "Minimal detectable effect: the value of a head (or its difference to the null) that the test of a single head "
-        "finds with a probability of 80 %, with the text and the width of this model; median over heads. Smaller "
-        "effects may be there and remain inconclusive."
+        "Minimal detectable effect: the value (or difference to the null) that gives a verdict with a probability of "
+        "about 80 % or more if all heads have it, with the text and the width of this model. Smaller effects may be "
+        "there and remain inconclusive."
     ),
     "QK matrix": "W_q W_kᵀ of a head: the logit of tokens x and y is x W_q W_kᵀ yᵀ, up to scale and rotary embedding.",
     "OV matrix": "W_v W_o of a head: with attention weights a_j it adds Σ_j a_j x_j W_v W_o to the residual stream.",

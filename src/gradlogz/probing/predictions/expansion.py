@@ -114,8 +114,9 @@ DECLARATION = Declaration(
         "for updates and for their tangential parts, without the component along the token. A few massive tokens "
         "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence. "
         f"Log determinants weight all directions equally; they are computed in k = {DIRECTIONS} random directions, or "
-        f"in all if the residual stream has at most {DIRECTIONS} dimensions. The growth of log trace and of log det is "
-        f"also reported for normalisation layers. The sample is one token in {PART}, the same tokens in every layer. "
+        f"in D - 1 if the residual stream has D <= {DIRECTIONS} dimensions: after a norm that subtracts the mean, "
+        "tokens span no more. The growth of log trace and of log det is also reported for normalisation layers. The "
+        f"sample is one token in {PART}, the same tokens in every layer. "
         "Null of growth and excess in a sublayer: an update that is uncorrelated with the token, whose excess is 0.",
     ),
     decision_rule=(
@@ -329,10 +330,8 @@ class _Seen:
         self._names.append(name)
         self._means += [w @ x, w @ u]
         self._products += [torch.linalg.vecdot(a, b) for a, b in ((x, x), (u, u), (x, u))]
-        if x.shape[-1] > DIRECTIONS:
-            directions = _directions(x.shape[-1], x.device, wide)
-            x, u = x @ directions, u @ directions
-        self._along += [x, u]
+        directions = _directions(x.shape[-1], x.device, wide)
+        self._along += [x @ directions, u @ directions]
 
     def summed(self, group: int) -> StackState:
         """Statistics of all layers at once, in the order of their names."""
@@ -371,8 +370,9 @@ def _estimates(state: Mapping[str, StackState]) -> dict[str, dict[str, tuple[Est
 
 @lru_cache
 def _directions(width: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "D k"]:
-    """Orthonormal columns, the same in every run."""
-    gaussian = torch.randn(width, DIRECTIONS, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    """Orthonormal columns, the same in every run; fewer than the width, since norms may leave one direction empty."""
+    k = min(DIRECTIONS, width - 1)
+    gaussian = torch.randn(width, k, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
     return torch.linalg.qr(gaussian).Q.to(device, dtype)
 
 

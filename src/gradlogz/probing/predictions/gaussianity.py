@@ -133,7 +133,8 @@ DECLARATION = Declaration(
         "compares the tokens with a Gaussian; their mean is subtracted from the excess of cleaned tokens and from that "
         "of each sample, so that the null of the excess is 0 with a band.",
         "Confidence intervals of excess and trend are from the jackknife over groups, with fixed axes; those "
-        "of the trend are computed for Fisher's z = artanh(trend), so that they do not exceed ±1. W² of a Gaussian "
+        "of the trend are computed for Fisher's z = artanh(trend), so that they do not exceed ±1, and missing if no "
+        "group changes the order of the depths. W² of a Gaussian "
         "sample is inversely proportional to its number of tokens. For a jackknife sample of n' of the n tokens, the "
         "mean over Gaussian samples is therefore multiplied by n / n'.",
     ),
@@ -400,8 +401,12 @@ def _correlation(values: Float[Tensor, " v"], counts: Int[Tensor, " g"], n: int)
     """Rank correlation of n values with its jackknife interval on the scale of Fisher's z = artanh, within ±1.
 
     Correlations of ±1 are taken half a step inwards; a step is the effect of one exchange of neighbours, 12/(n³ - n).
+    Where no group changes the order of the depths, the jackknife knows no variance, and there is no interval.
     """
     estimate = jackknifed(values[0], values[1:], counts)
+    if bool((values == values[0]).all()):
+        unknown = torch.full_like(estimate.value, torch.nan)
+        return estimate._replace(low=unknown, high=unknown, replicates=values.new_empty(0))
     most = 1 - 6 / (n**3 - n)
     z = values.clamp(-most, most).atanh()
     _, low, high, *_ = jackknifed(z[0], z[1:], counts)
