@@ -47,7 +47,9 @@ def test_tables_of_tracks_compute_nothing(tmp_path, monkeypatch, polars):
 def test_tables_of_findings_compute_nothing():
     findings = run_of(1).findings
     rows = [row._replace(layer="=1+1") for row in findings.rows]
-    (name,) = {row["layer"] for row in csv.DictReader(io.StringIO(csv_text(findings.facts, rows)))}
+    (name,) = {
+        row["layer"] for row in csv.DictReader(io.StringIO(csv_text(findings.facts, rows, findings.declarations)))
+    }
     assert name == "'=1+1"
 
 

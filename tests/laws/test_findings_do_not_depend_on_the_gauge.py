@@ -16,10 +16,9 @@ from gradlogz.probing.inside.discovery import discover
 from gradlogz.probing.inside.embeddings import word_vectors_of
 from gradlogz.probing.inside.weights import weights_of
 from gradlogz.probing.passes.batch_statistics import statistics_of
-from gradlogz.probing.passes.rotated_heads import DrawStates, rotated_statistics
+from gradlogz.probing.passes.rotated_heads import DrawStates, _differences, rotated_statistics
 from gradlogz.probing.prediction import Baseline, Probed
 from gradlogz.probing.predictions import known_predictions
-from gradlogz.probing.run_probe import _differences
 from gradlogz.probing.runs.judgement import graded
 from gradlogz.probing.statistics import merge
 from support import gauge

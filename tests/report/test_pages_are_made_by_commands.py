@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gradlogz import cli
-from gradlogz.commands import probe
+from gradlogz.commands.outputs import page_of
 from gradlogz.probing.runs.run_folder import Run, write_run
+from gradlogz.reporting import report
 from gradlogz.reporting.comparison_terminal import comparison_lines
 from gradlogz.reporting.findings_wording import by_agreement
 from support.invented_findings import DECLARATIONS, findings
@@ -59,10 +60,10 @@ def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, words, says):
 
 
 def test_a_probe_ends_with_a_page_or_with_how_to_get_one(run, tmp_path, monkeypatch):
-    assert probe.page_of(tmp_path / "two") == str(tmp_path / "two" / "report.html")
+    assert page_of(tmp_path / "two", report) == str(tmp_path / "two" / "report.html")
     assert "<h1>two</h1>" in (tmp_path / "two" / "report.html").read_text()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert probe.page_of(tmp_path / "one").startswith("none; pip install 'gradlogz[report]'")
+    assert page_of(tmp_path / "one", report).startswith("none; pip install 'gradlogz[report]'")
     assert not (tmp_path / "one" / "report.html").exists()
 
 
