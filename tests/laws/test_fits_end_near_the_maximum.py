@@ -60,7 +60,7 @@ def test_em_of_one_mode_ends_near_the_maximum_where_small_gains_do_not():
 
 
 def test_em_of_two_modes_ends_near_its_fixed_point():
-    """50 series of 30 steps. With an approximate smoother the likelihood jumps, and a quarter of an error is allowed."""
+    """50 series of 30 steps. With an approximate smoother the likelihood jumps: a quarter of an error is allowed."""
     y = drawn(walk(2), 50, 30)
     start, options = walk(2, q=(0.1, 2.0), r=0.5), {"shared": ["R"], "method": "em"}
     found = fit(start, y, PRIOR, **options, tolerance=1e-5, max_iterations=2000)
