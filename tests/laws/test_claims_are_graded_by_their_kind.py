@@ -164,6 +164,9 @@ def test_values_by_layer_are_medians_over_heads():
     claim = run_probe.probe(model(), None, inputs(), predictions=["identity"]).summary()[0]._replace(quantity="x")
     assert profile(claim, rows, None) == "By layer: 0.2, 0.6."
     assert profile(claim, rows[:3], None) == ""
+    undefined = row(math.nan, math.nan, math.nan, 0, verdict="not applicable")._replace(layer="between")
+    assert profile(claim, [*rows[:3], undefined, *rows[3:]], None) == "By layer: 0.2, –, 0.6."
+    assert profile(claim, [*rows[:3], undefined], None) == ""
 
 
 def test_the_interval_of_a_median_is_that_of_its_values_if_they_move_together():

@@ -305,16 +305,21 @@ def cautions(facts: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def profile(claim: Summary, rows: Iterable[Finding], declaration: Declaration | None) -> str:
-    """Values of a claim by layer, in the order of depth; medians over the heads of a layer. Empty for one layer."""
+    """Values of a claim by layer, in the order of depth; medians over the heads of a layer. Empty for one layer.
+
+    A layer without a value has a dash, so that the place in the list is the layer.
+    """
     layers: dict[tuple[str, int], list[float]] = {}
     for row in rows:
-        if row.quantity == claim.quantity and row.verdict not in ("", "not applicable") and not math.isnan(row.value):
-            layers.setdefault((row.layer, row.call), []).append(row.value)
-    if len(layers) < 2:
+        if row.quantity == claim.quantity and row.verdict:
+            values = layers.setdefault((row.layer, row.call), [])
+            if row.verdict != "not applicable" and not math.isnan(row.value):
+                values.append(row.value)
+    if sum(map(bool, layers.values())) < 2:
         return ""
     number = NUMBER.fullmatch(declaration.number) if declaration is not None else None
     digits = "{:.3g}" if number is None else f"{{:.{number[2]}{number[3]}}}"
-    return f"By layer: {', '.join(written(median(values), digits) for values in layers.values())}."
+    return f"By layer: {', '.join(written(median(v), digits) if v else '–' for v in layers.values())}."
 
 
 class Agreement(NamedTuple):
