@@ -242,6 +242,16 @@ def test_replicates_of_other_rows_are_refused(tmp_path):
         read_run(place)
 
 
+def test_an_integer_beyond_all_floats_is_refused(tmp_path):
+    place = write_run(tmp_path / "run", run_of(1))
+    findings = json.loads((place / "findings.json").read_text())
+    findings["rows"][0]["value"] = 10**400
+    (place / "findings.json").write_text(json.dumps(findings))
+    (place / "run.json").write_text(json.dumps({**json.loads((place / "run.json").read_text()), "files": {}}))
+    with pytest.raises(ValueError, match="row"):
+        read_run(place)
+
+
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("x")

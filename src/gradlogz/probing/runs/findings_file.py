@@ -164,7 +164,7 @@ def _fields(record: type[Any], content: Mapping[str, Any]) -> dict[str, Any] | N
             value = content[name]
             try:
                 fields[name] = (math.nan if value is None else float(value)) if annotation is float else value
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):  # OverflowError: an integer beyond all floats
                 return None
             if annotation in (str, int) and (not isinstance(value, annotation) or isinstance(value, bool)):
                 return None
