@@ -34,7 +34,6 @@ from ..models.switching_model import Parameters
 from ..moment_matching import GaussianMoments, collapse, fill, symmetric, weigh
 
 LEAST = 0.25  # share of the average information that the spread between modes must leave; also in the compiled kernel
-ROUNDING = 1e-6  # of the average information, which may be singular; also there
 
 
 class FilteredModes(NamedTuple):
@@ -124,7 +123,7 @@ def pair_message(
     """Transfer the message from the Gaussian of mode j to each pair i, j."""
     s = after.mean.shape[-1]
     m, P = pairs.joint.mean[..., :s], pairs.joint.covariance[..., :s, :s]
-    later = _made_proper(later)
+    later = _made_proper(later, after)
     gain, score, information = _transferred(
         later.score.unsqueeze(-3),
         later.information.unsqueeze(-4),
@@ -207,23 +206,21 @@ def _transferred(score: Tensor, information: Tensor, moved: Tensor, narrowed: Te
     return PairMessage(square - torch.linalg.slogdet(A).logabsdet / 2, there, symmetric(solved[..., :-1]))
 
 
-def _made_proper(later: BackwardMessage) -> BackwardMessage:
-    """Limit the spread of scores between modes, so that the information L keeps a quarter of its average M.
+def _made_proper(later: BackwardMessage, filtered: FilteredModes) -> BackwardMessage:
+    """Replace the information L by the average where the spread of scores between modes takes most of it.
 
-    L = M - t spread, with t = 1 / max(1, trace (3/4 M)^-1 spread): then t spread <= 3/4 M, since no eigenvalue exceeds
-    the trace. With less information, a score that belongs to a narrow Gaussian would be transferred to a wide one
-    nearly undiminished, and the smoothed mean would leave the observations. t is continuous in all parameters, and so
-    is what EM iterates.
+    L is to be at least a quarter of the average: P (L - average / 4) P positive semidefinite, with a tolerance of 0.01
+    times the variances, which keeps rounding from deciding. With less, a score that belongs to a narrow Gaussian would
+    be transferred to a wide one nearly undiminished, and the smoothed mean would leave the observations.
     """
-    M, spread = later.average, later.average - later.information
-    size = M.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(M.dtype).tiny).rsqrt()
-    scale = size.unsqueeze(-1) * size.unsqueeze(-2)
-    # In units in which the diagonal of M is 1. M is singular where later observations carry no information.
-    rounding = ROUNDING * torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    used = torch.linalg.solve_ex((1 - LEAST) * M * scale + rounding, spread * scale).result
-    share = 1 / used.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1.0)[..., None, None]
-    # With t = 1 the information stays as it is: M - spread would round.
-    return later._replace(information=torch.where(share < 1, M - share * spread, later.information))
+    with torch.no_grad():
+        P = filtered.covariance
+        size = P.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(P.dtype).tiny).rsqrt()
+        rest = later.information - LEAST * later.average
+        gain = symmetric(P @ rest @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
+        slack = 0.01 * torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+        positive = torch.linalg.cholesky_ex(gain + slack).info == 0
+    return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
 
 
 def _observation_message(
