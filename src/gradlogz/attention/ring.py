@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import InputNotImplementedError, InputRuntimeError, InputTypeError, InputValueError, shape_of
-from .._process_ring import Exchange, ranks_of_blocks
+from .._process_ring import Exchange, FirstError, agree, announced_errors, ranks_of_blocks
 from .._typing import Bool, Float, Int, Tensor
 from . import masks
 from .functional import attend, with_sinks
@@ -57,7 +57,8 @@ def ring_attend(
 
     Each process holds an equal part of the sequence and returns the rows of its queries. Memory is linear in the local
     part. Every process must make the same calls, forward and backward. First derivatives only. Blocks of keys that no
-    local query sees are not computed, and keys beyond every window are not sent.
+    local query sees are not computed, and keys beyond every window are not sent. An error in one process is raised in
+    all of them, with its rank.
 
     Args:
         group: the processes that share the sequence; all of them by default.
@@ -83,17 +84,20 @@ def ring_attend(
             is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, sinks=sinks, softcap=softcap, window=window,
             segments=segments, statistics=statistics,
         )  # fmt: skip
-    _check(query, key, value, placement, attn_mask, dropout_p, segments)
-    band = masks.band(is_causal, window)
-    _check_sizes(query, key, value, attn_mask, segments, band, placement, group)
-    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:  # backward runs without autocast
-        query, key, value = (t.to(torch.get_autocast_dtype(query.device.type)) for t in tensors)
-    layout = Layout(distributed.get_world_size(group), placement, query.shape[-2], key.shape[-2], band)
-    options = {"scale": scale, "enable_gqa": enable_gqa, "softcap": softcap, "statistics": statistics}
-    result = Attention(*_Ring.apply(query, key, value, attn_mask, segments, layout, options, group))
-    if sinks is not None:
-        result = _joined_with_sinks(result, sinks)
-    return Attention(result.output.to(query.dtype), *result[1:])
+    with announced_errors("ring_attend", group):
+        _check(query, key, value, placement, attn_mask, dropout_p, segments)
+        band = masks.band(is_causal, window)
+        _check_sizes(query, key, value, attn_mask, segments, band, placement, group)
+        if (
+            torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64
+        ):  # backward runs without autocast
+            query, key, value = (t.to(torch.get_autocast_dtype(query.device.type)) for t in tensors)
+        layout = Layout(distributed.get_world_size(group), placement, query.shape[-2], key.shape[-2], band)
+        options = {"scale": scale, "enable_gqa": enable_gqa, "softcap": softcap, "statistics": statistics}
+        result = Attention(*_Ring.apply(query, key, value, attn_mask, segments, layout, options, group))
+        if sinks is not None:
+            result = _joined_with_sinks(result, sinks)
+        return Attention(result.output.to(query.dtype), *result[1:])
 
 
 def ring_positions(
@@ -179,14 +183,16 @@ def _check_sizes(
 ) -> None:
     """Check that all processes have tensors of the same sizes, and that positions of queries and keys agree."""
     m, n = query.shape[-2], key.shape[-2]
-    others = [0 if t is None else t.numel() for t in (key, value, attn_mask, segments)]
-    local = torch.tensor([m, n, *others], device=query.device)
-    sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(sizes, local, group=group)
-    parts = torch.stack(sizes).tolist()
+    kinds = ", ".join(
+        "none" if t is None else f"{t.dtype} {[*t.shape[:-2], t.shape[-1]] if index < 3 else [*t.shape[:-1]]}"
+        for index, t in enumerate((query, key, value, attn_mask, segments))
+    )
+    call = "ring_attend"
+    queries = agree(call, group, m, f"query, key, value, attn_mask, segments {kinds}; band {band}, {placement}")
+    parts = list(zip(queries, agree(call, group, n), strict=True))
     positioned = segments is not None or band != (None, None)
     if any(part != parts[0] for part in parts) or (positioned and m != n):
-        fact = ", ".join(f"{queries} queries and {keys} keys" for queries, keys, *_ in parts)
+        fact = ", ".join(f"{left} queries and {right} keys" for left, right in parts)
         condition = "all processes must hold equal parts, with is_causal, window or segments as many queries as keys"
         remedy = "Pad the sequence to a multiple of the number of processes; without these, gather and call attend."
         raise InputValueError("ring_attend", "key", f"{condition}, got {fact}", remedy)
@@ -231,20 +237,22 @@ class _Ring(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         total: Attention
         largest: Tensor  # number of the pair with the largest logit of each row
-        number = 0
+        number, failure = 0, FirstError()
         for block in around(key, value, mask, segments, layout, group):
-            for pair in block.pairs:
-                part = _attend(query, segments, pair, block, options)
-                if number == 0:
-                    total = empty_rows(part, layout.m)
-                    largest = torch.full_like(total.log_normalizer, -1, dtype=torch.int32)
-                before = rows_of(total, pair.rows)
-                if part.max_logit is not None and before.max_logit is not None:
-                    largest[..., pair.rows].masked_fill_(part.max_logit > before.max_logit, number)
-                for t, joined in zip(before, before.joined(part), strict=True):
-                    if t is not None:
-                        t.copy_(joined)  # type: ignore[arg-type]
-                number += 1
+            with failure:
+                for pair in block.pairs:
+                    part = _attend(query, segments, pair, block, options)
+                    if number == 0:
+                        total = empty_rows(part, layout.m)
+                        largest = torch.full_like(total.log_normalizer, -1, dtype=torch.int32)
+                    before = rows_of(total, pair.rows)
+                    if part.max_logit is not None and before.max_logit is not None:
+                        largest[..., pair.rows].masked_fill_(part.max_logit > before.max_logit, number)
+                    for t, joined in zip(before, before.joined(part), strict=True):
+                        if t is not None:
+                            t.copy_(joined)  # type: ignore[arg-type]
+                    number += 1
+        failure.raised()
         ctx.layout, ctx.options, ctx.group = layout, options, group
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, mask, segments, largest, *total)
@@ -258,26 +266,30 @@ class _Ring(torch.autograd.Function):
         wide = total.log_normalizer.dtype
         of_query, *of_block = (torch.zeros_like(t, dtype=wide) for t in (query, key, value))
         arriving: Exchange | None = None
-        number, steps = 0, ctx.layout.steps()
-        for step, block in enumerate(around(key, value, mask, segments, ctx.layout, ctx.group)):
-            with torch.enable_grad():
-                leaves = [t.detach().requires_grad_() for t in (query, block.key, block.value)]
-                share = total.log_normalizer.new_zeros(())
-                block = block._replace(key=leaves[1], value=leaves[2])
-                for pair in block.pairs:
-                    part = _attend(leaves[0], segments, pair, block, ctx.options)
-                    here = rows_of(total, pair.rows), rows_of(gradient, pair.rows)
-                    share = share + _share(part, *here, largest[..., pair.rows] == number)
-                    number += 1
-            terms = torch.autograd.grad(share, leaves, materialize_grads=True) if block.pairs else None
-            if arriving is not None:
-                of_block = arriving.received()
-            if terms is not None:
-                of_query += terms[0]
-                of_block = [a + b for a, b in zip(of_block, terms[1:], strict=True)]
-            # Gradients follow their block, and return to its owner after the last step.
-            arriving = Exchange(of_block, ctx.group, distance=1 if step + 1 < steps else 1 - steps)
-        of_block = of_block if arriving is None else arriving.received()
+        number, steps, failure = 0, ctx.layout.steps(), FirstError()
+        with announced_errors("backward pass of ring_attend", ctx.group):
+            for step, block in enumerate(around(key, value, mask, segments, ctx.layout, ctx.group)):
+                terms: Any = None
+                with failure, torch.enable_grad():
+                    leaves = [t.detach().requires_grad_() for t in (query, block.key, block.value)]
+                    share = total.log_normalizer.new_zeros(())
+                    block = block._replace(key=leaves[1], value=leaves[2])
+                    for pair in block.pairs:
+                        part = _attend(leaves[0], segments, pair, block, ctx.options)
+                        here = rows_of(total, pair.rows), rows_of(gradient, pair.rows)
+                        share = share + _share(part, *here, largest[..., pair.rows] == number)
+                        number += 1
+                    if block.pairs:
+                        terms = torch.autograd.grad(share, leaves, materialize_grads=True)
+                if arriving is not None:
+                    of_block = arriving.received()
+                if terms is not None:
+                    of_query += terms[0]
+                    of_block = [a + b for a, b in zip(of_block, terms[1:], strict=True)]
+                # Gradients follow their block, and return to its owner after the last step.
+                arriving = Exchange(of_block, ctx.group, distance=1 if step + 1 < steps else 1 - steps)
+            of_block = of_block if arriving is None else arriving.received()
+            failure.raised()
         return (*(g.to(t.dtype) for g, t in zip((of_query, *of_block), (query, key, value), strict=True)), *[None] * 5)
 
 

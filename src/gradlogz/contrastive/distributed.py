@@ -7,14 +7,34 @@ local part, gives a smaller gradient.
 Read next: ring.py (the same without holding all candidates), losses/.
 """
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import distributed
 
 from .._errors import InputRuntimeError, InputValueError
+from .._process_ring import agree, announced_errors
 from .._typing import Float, Int, Tensor
 from .validation import check_indices, check_rows, check_vectors
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def together(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a loss with group=, so that an error in one process is raised in all of them."""
+
+    @functools.wraps(loss)
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        group: Any = options.get("group")
+        if group is None:
+            return loss(*arguments, **options)
+        with announced_errors(loss.__name__, group):
+            return loss(*arguments, **options)
+
+    return wrapped
 
 
 class Gathered(NamedTuple):
@@ -29,8 +49,14 @@ def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.P
 
     Batches may have different sizes. Every process must make the same number of forward and backward calls.
     """
-    check_vectors("gather_candidates", candidates=candidates)
-    check_started("gather_candidates")
+    with announced_errors("gather_candidates", group):
+        check_vectors("gather_candidates", candidates=candidates)
+        check_started("gather_candidates")
+        return gather_vectors(candidates, group)
+
+
+def gather_vectors(candidates: Float[Tensor, "m d"], group: "distributed.ProcessGroup | None") -> Gathered:
+    """`gather_candidates` inside a loss, whose arguments are checked."""
     sizes = sizes_of_batches(candidates, group)
     rank = distributed.get_rank(group)
     index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
@@ -46,7 +72,7 @@ def gathered(
     positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
     if positive is None:
         check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
-    everything = gather_candidates(candidates, group=group)
+    everything = gather_vectors(candidates, group)
     if positive is None:
         options["positive"] = everything.own
     elif not positive.is_floating_point():
@@ -56,7 +82,7 @@ def gathered(
         of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
         options["ids"] = (of_anchors, gather_rows(of_candidates, group))
     if log_weights is not None:
-        options["log_weights"] = gather_candidates(log_weights.unsqueeze(-1), group=group).candidates.squeeze(-1)
+        options["log_weights"] = gather_vectors(log_weights.unsqueeze(-1), group).candidates.squeeze(-1)
     return everything.candidates
 
 
@@ -89,12 +115,16 @@ def check_started(call: str) -> None:
         raise InputRuntimeError(call, "group", "torch.distributed has no process group", remedy)
 
 
-def sizes_of_batches(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
-    """Number of candidates on each process."""
-    local = torch.tensor([candidates.shape[0]], device=candidates.device)
-    sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(sizes, local, group=group)
-    return [int(size) for size in sizes]
+def sizes_of_batches(candidates: Tensor, group: "distributed.ProcessGroup | None", *others: Tensor | None) -> list[int]:
+    """Number of candidates on each process; an error in all of them if dtypes or dimensions differ.
+
+    Args:
+        candidates: one row for each candidate.
+        group: the processes.
+        others: what is sent with the candidates, or None.
+    """
+    kinds = ", ".join("none" if t is None else f"{t.dtype} {list(t.shape[1:])}" for t in (candidates, *others))
+    return agree("candidates of all processes", group, candidates.shape[0], f"rows of {kinds}")
 
 
 def padded(tensor: Tensor, rows: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import distributed
 
 from .._autocast import autocast_disabled
 from .._errors import InputValueError
-from .._process_ring import Exchange, ranks_of_blocks
+from .._process_ring import Exchange, FirstError, announced_errors, ranks_of_blocks
 from .._typing import Float, Int, Tensor
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
 from ..kernels.losses.visible_pairs import VisiblePairs
@@ -50,7 +50,7 @@ def ring_totals(
     group: "distributed.ProcessGroup | None",
 ) -> tuple[Float[Tensor, " m"], ...]:
     """Totals of every row, differentiable; `log_domain` is True for those whose parts are logarithms."""
-    sizes = sizes_of_batches(candidates, group)
+    sizes = sizes_of_batches(candidates, group, log_weights, labels)
     return _RingTotals.apply(part, log_domain, sizes, group, len(rows), *rows, candidates, log_weights, labels)
 
 
@@ -116,12 +116,15 @@ class _RingTotals(torch.autograd.Function):
         rows, operands = tensors[:count], tensors[count:]
         ctx.part, ctx.log_domain, ctx.sizes, ctx.group, ctx.count = part, log_domain, sizes, group, count
         totals: list[Tensor] = []
+        failure = FirstError()
         moving = [None if t is None else padded(t, max(sizes)) for t in operands]
         for here in ranks_of_blocks(group):
-            parts = part(_block(moving, sizes, here, group), *rows)
-            add = zip(totals, parts, log_domain, strict=True) if totals else ()
-            totals = [log_add(t, p) if is_log else t + p for t, p, is_log in add] or list(parts)
+            with failure:
+                parts = part(_block(moving, sizes, here, group), *rows)
+                add = zip(totals, parts, log_domain, strict=True) if totals else ()
+                totals = [log_add(t, p) if is_log else t + p for t, p, is_log in add] or list(parts)
             moving = _passed_on(moving, group)
+        failure.raised()
         ctx.save_for_backward(*tensors, *totals)
         return tuple(totals)
 
@@ -129,37 +132,47 @@ class _RingTotals(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         sizes, group, count = ctx.sizes, ctx.group, ctx.count
-        saved = ctx.saved_tensors
-        tensors, totals = saved[: count + 3], saved[count + 3 :]
+        tensors = ctx.saved_tensors[: count + 3]
         moving = [None if t is None else padded(t, max(sizes)) for t in tensors[count:]]
         collected = [None if t is None else torch.zeros_like(t) for t in moving[:2]]
         row_gradients = [torch.zeros_like(t) for t in tensors[:count]]
-        for here in ranks_of_blocks(group):
-            with torch.enable_grad(), autocast_disabled(gradients[0]):
-                rows = [t.detach().requires_grad_() for t in tensors[:count]]
-                block = _block([None if t is None else t.detach() for t in moving], sizes, here, group)
-                x = block.candidates.detach().requires_grad_()
-                w = None if block.log_weights is None else block.log_weights.detach().requires_grad_()
-                parts = ctx.part(block._replace(candidates=x, log_weights=w), *rows)
-                inputs = [*rows, x] if w is None else [*rows, x, w]
-                weights = [
-                    g * (p.detach() - t.masked_fill(t == -torch.inf, 0.0)).exp() if is_log else g
-                    for g, p, t, is_log in zip(gradients, parts, totals, ctx.log_domain, strict=True)
-                ]
-                pulled = [(p, w) for p, w in zip(parts, weights, strict=True) if p.requires_grad]
-                slopes = list(
-                    torch.autograd.grad([p for p, _ in pulled], inputs, [w for _, w in pulled], allow_unused=True)
-                )
-            for total in row_gradients:
-                slope = slopes.pop(0)
-                total += 0 if slope is None else slope
-            for total in (c for c in collected if c is not None):
-                slope = slopes.pop(0)
-                total[: sizes[here]] += 0 if slope is None else slope
-            *moving, dx, dw = _passed_on([*moving, *collected], group)
-            collected = [dx, dw]
+        failure = FirstError()
+        with announced_errors("backward pass of a ring", group):
+            for here in ranks_of_blocks(group):
+                with failure:
+                    block = _block([None if t is None else t.detach() for t in moving], sizes, here, group)
+                    of_rows, of_block = _slopes(ctx, block, gradients)
+                    for total, slope in zip(row_gradients, of_rows, strict=True):
+                        total += 0 if slope is None else slope
+                    for total, slope in zip((c for c in collected if c is not None), of_block, strict=True):
+                        total[: sizes[here]] += 0 if slope is None else slope
+                *moving, dx, dw = _passed_on([*moving, *collected], group)
+                collected = [dx, dw]
+            failure.raised()
         local = tensors[count].shape[0]
         return *[None] * 5, *row_gradients, *(None if c is None else c[:local] for c in collected), None
+
+
+def _slopes(
+    ctx: Any, block: CandidateBlock, gradients: tuple[Tensor, ...]
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Gradients of the rows of this process, and of the candidates and log weights of a block, from their pairs."""
+    count = ctx.count
+    tensors, totals = ctx.saved_tensors[:count], ctx.saved_tensors[count + 3 :]
+    with torch.enable_grad(), autocast_disabled(gradients[0]):
+        rows = [t.detach().requires_grad_() for t in tensors]
+        x = block.candidates.detach().requires_grad_()
+        w = None if block.log_weights is None else block.log_weights.detach().requires_grad_()
+        parts = ctx.part(block._replace(candidates=x, log_weights=w), *rows)
+        inputs = [*rows, x] if w is None else [*rows, x, w]
+        weights = [
+            g * (p.detach() - t.masked_fill(t == -torch.inf, 0.0)).exp() if is_log else g
+            for g, p, t, is_log in zip(gradients, parts, totals, ctx.log_domain, strict=True)
+        ]
+        pulled = [(p, weight) for p, weight in zip(parts, weights, strict=True) if p.requires_grad]
+        outputs, cotangents = [p for p, _ in pulled], [weight for _, weight in pulled]
+        slopes = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
+    return list(slopes[:count]), list(slopes[count:])
 
 
 def _block(moving: list[Tensor | None], sizes: list[int], here: int, group: Any) -> CandidateBlock:

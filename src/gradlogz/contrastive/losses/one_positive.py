@@ -10,9 +10,10 @@ from torch import distributed
 
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, shape_of
+from ..._process_ring import announced_errors
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.losses.pairwise_log_sum_exp import log_add
-from ..distributed import check_started, gathered, mean_over_processes
+from ..distributed import check_started, gathered, mean_over_processes, together
 from ..likelihood import Likelihood
 from ..ring import behind_on_ring, check_ring
 from ..validation import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@together
 @without_autocast
 def info_nce(
     anchor: Float[Tensor, "m d"],
@@ -140,6 +142,7 @@ def _hard_negatives_behind(
     return (logits if weight is None else logits - weight.unsqueeze(-1)).logsumexp(-1)
 
 
+@together
 @without_autocast
 def n_pair(
     anchor: Float[Tensor, "m d"],
@@ -203,4 +206,5 @@ def ring_info_nce(
     normalize, margin, decoupled = rest.pop("normalize", False), rest.pop("margin", 0.0), rest.pop("decoupled", False)
     everyone = rest.pop("group", None) or distributed.group.WORLD
     arguments = (normalize, margin, decoupled, "none", everyone, True)
-    return reduced(call, one_direction(anchor, candidates, *arguments, call=call, **rest), reduction)
+    with announced_errors(call, everyone):
+        return reduced(call, one_direction(anchor, candidates, *arguments, call=call, **rest), reduction)

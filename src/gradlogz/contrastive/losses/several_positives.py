@@ -15,7 +15,7 @@ from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
 from ...kernels.losses.pairwise_log_sum_exp import pairs as by_pairs
 from ...kernels.losses.softmax_losses import SomePositives, Targets, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_started, gather_candidates, gather_rows, mean_over_processes
+from ..distributed import check_started, gather_rows, gather_vectors, mean_over_processes, together
 from ..likelihood import Likelihood
 from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@together
 @without_autocast
 def supervised_contrastive(
     vectors: Float[Tensor, "m d"],
@@ -123,7 +124,7 @@ def supervised_contrastive(
         return reduced(call, losses, reduction)
     if group is not None:
         check_started(call)
-        x, index = gather_candidates(x, group=group)
+        x, index = gather_vectors(x, group)
         y, itself = gather_rows(y, group), None if candidates is not None else index
     positives = VisiblePairs(labels=(labels, y), excluded=itself)
     rows = SomePositives(m, positives, VisiblePairs(labels=(labels, y), same=False), kind)

@@ -13,7 +13,7 @@ from ...kernels.losses.logit_losses import each_row, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import pairs
 from ...kernels.losses.softmax_losses import Sigmoids, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_group, gathered, mean_over_processes
+from ..distributed import check_group, gathered, mean_over_processes, together
 from ..likelihood import Likelihood
 from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@together
 @without_autocast
 def siglip(
     anchor: Float[Tensor, "m d"],

@@ -13,7 +13,7 @@ from ...kernels.losses.logit_losses import DENSE, is_compiled, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
 from ...kernels.losses.softmax_losses import BothDirections, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_started, gather_candidates, gather_rows, gathered, mean_over_processes
+from ..distributed import check_started, gather_rows, gather_vectors, gathered, mean_over_processes, together
 from ..likelihood import Likelihood
 from ..ring import behind_on_ring, check_ring
 from ..validation import (
@@ -39,6 +39,7 @@ ONE_MATRIX = 1 << 20
 COMPILED_MATRIX = 1 << 24
 
 
+@together
 @without_autocast
 def clip_loss(
     a: Float[Tensor, "m d"],
@@ -98,6 +99,7 @@ def _over_processes(
     return loss if part == reduction else mean_over_processes(loss, x.shape[0], x.device, group)
 
 
+@together
 @without_autocast
 def nt_xent(
     a: Float[Tensor, "m d"],
@@ -143,7 +145,7 @@ def nt_xent(
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
     if group is not None:
         check_started(call)
-        views = gather_candidates(z, group=group)
+        views = gather_vectors(z, group)
         # A view is excluded by its id, which it shares with the pairs to be excluded, or with none.
         shared = (views.own, gather_rows(views.own, group))
         shared = shared if view_ids is None else (view_ids, gather_rows(view_ids, group))
