@@ -176,7 +176,7 @@ PLANTED = {
         UPDATES,
         (-1.0, -0.5, -0.1, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0),
     ),
-    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.25, 0.5, 0.75, 0.85, 1.0), 128, 60),
+    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.85, 1.0), 128, 60),
     "matching": Planted(matching_model, ("entropy",), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
     "axes": Planted(lambda scale, seed: on_principal_axes(seed, scale), ("entropy",), (0.5, 1.0, 2.0, 4.0), 64, 48),
     "heavy": Planted(heavy_model, ("gaussian_measure",), (0.0, 0.1, 0.15, 0.2, 0.3), 128, 256, WORDS),

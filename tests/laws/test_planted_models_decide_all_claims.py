@@ -16,7 +16,7 @@ CLAIMS = ["qk_geometry", "link", "gaussian_measure", "entropy", "feed_forward_ho
 NOTHING = {name: {"inconclusive"} for name in ("entropy", "gaussian_measure", "feed_forward_hopfield")}
 # Correlated by construction or not, the loss of random models is almost constant.
 UNRELATED = NOTHING | {
-    "qk_geometry": {"refuted"},
+    "qk_geometry": {"inconclusive"},  # random matrices of width 32 vary by more than the smallest effect of interest
     "link": {"refuted", "inconclusive"},
     "dropped_covariance": {"inconclusive"},
 }

@@ -1,7 +1,8 @@
 """Hypothesis tests: from values and null values to verdicts, the same way for every prediction.
 
     supported      H0: value <= bounds.supports is rejected     two-sided p-value, counted in the direction of the claim
-    refuted        H0: value >= bounds.refutes is rejected      the same, in the other direction
+    refuted        H0: value >= bounds.refutes is rejected      the same, in the other direction; never because a
+                                                                value is not significantly above a null
     inconclusive   neither, no confidence interval, or no null value where the bound is one
     not applicable without a value
 
@@ -112,6 +113,24 @@ def judge(
     supports = _p_values(rows, [b.supports for b in limits], sign)
     refutes = _p_values(rows, [b.refutes for b in limits], -sign)
     detectable = partial(_detectable, rows, limits, sign)
+    return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable)
+
+
+def judge_by_equivalence(findings: Sequence[Finding], quantity: str, bound: float, least: float) -> Judged:
+    """Judge the rows of `quantity` at FDR 5 %, above a bound or practically equivalent to their null values.
+
+        supported    value > bound, and above the band of the null
+        refuted      H0: value >= null + least is rejected        least: smallest difference of interest
+
+    A value that is not above its null refutes nothing by itself: if the null is so wide that null + least is within its
+    band, no value near the null is significantly below it. Rows without a null value are inconclusive.
+    """
+    rows = [f for f in findings if f.quantity == quantity]
+    limits = [math.inf if math.isnan(f.null_high) else max(bound, f.null_high) for f in rows]
+    supports = _p_values(rows, limits, 1.0)
+    interesting = [f._replace(null=f.null + least, null_high=f.null_high + least) for f in rows]
+    refutes = _against_null(interesting).below
+    detectable = partial(_detectable, rows, [Bounds(each, math.nan) for each in limits], 1.0)
     return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable)
 
 

@@ -69,8 +69,8 @@ DECLARATION = Declaration(
         "logits, and above the random-rotation null."
     ),
     refutes=(
-        f"The cosine is below {NEGLIGIBLE:g}, or below the upper end of the random-rotation null if that is larger: "
-        "the link explains next to nothing of the logits."
+        f"The cosine is significantly below {NEGLIGIBLE:g}, the smallest one of interest: the link explains next to "
+        "nothing of the logits."
     ),
     method=(
         FORMULAS,
@@ -92,10 +92,11 @@ DECLARATION = Declaration(
     ),
     decision_rule=(
         "An approximation leaves less than it explains, which gives the bound of support: below sqrt(1/2) the error of "
-        "the link is larger than the link. Refutation asks the null: a head that is above it and below the bound is "
-        "inconclusive, and its cosine is the effect size. Heads above and below the rotation null (FDR 5 %) are "
-        "counted: they attend to keys like, or unlike, their own more than unrelated matrices do. The verdict on the "
-        "model is that of more than half of its heads."
+        "the link is larger than the link. Refutation is a test against the smallest cosine of interest: that a head "
+        "is not above the rotation null refutes nothing, because in small heads this null is wide. Heads between both "
+        "bounds are inconclusive, and their cosine is the effect size. Heads above and below the rotation null (FDR 5 "
+        "%) are counted: they attend to keys like, or unlike, their own more than unrelated matrices do. The verdict "
+        "on the model is that of more than half of its heads."
     ),
     quantities={
         COSINE: Quantity("1", "⟨S T, K⟩ / √(⟨Q, K⟩ ⟨TᵀPT, K⟩)"),
@@ -195,7 +196,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     def bounds(f: Finding) -> Bounds:
         if math.isnan(f.null_high):
             return Bounds(math.inf, -math.inf)
-        return Bounds(max(BOUND, f.null_high), max(NEGLIGIBLE, f.null_high))
+        return Bounds(max(BOUND, f.null_high), NEGLIGIBLE)
 
     judged = judge(findings, COSINE, bounds)
     rows = [f for f in judged.findings if f.quantity == COSINE and f.tokens]

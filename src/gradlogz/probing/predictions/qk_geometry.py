@@ -22,11 +22,10 @@ from ..computed import Computed
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
     TEST_DETAILS,
-    Bounds,
     absent,
     band,
     conclude,
-    judge,
+    judge_by_equivalence,
     measured,
     median_detail,
     outside,
@@ -55,6 +54,7 @@ POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive sha
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
 SUPPORTS = 0.9
+LEAST = 0.05  # smallest difference of interest to the rotation null
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 20  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
@@ -97,7 +97,10 @@ DECLARATION = Declaration(
         "norm)"
     ),
     supports=f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null.",
-    refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
+    refutes=(
+        f"The positive cosine is significantly below the random-rotation null plus {LEAST:g} (equivalence test): B is "
+        "practically no more positive than a random matrix."
+    ),
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
@@ -119,9 +122,12 @@ DECLARATION = Declaration(
         OVER_METHOD,
     ),
     decision_rule=(
-        "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
-        "directly. Refutation asks the null: a head above the band of random rotations and below the bound of support "
-        "is inconclusive, and its cosine is the effect size. The verdict on the model is that of more than half of its "
+        "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bound "
+        "of support directly. Refutation is an equivalence test: it rejects that the cosine exceeds the null by "
+        f"{LEAST:g} or more, the smallest difference of interest. Its standard error is that of one more random "
+        "rotation, because a matrix whose sides are related otherwise varies as random ones do. A head that is not "
+        "above its null is thereby not refuted if matrices of its size vary too much. All heads between are "
+        "inconclusive, and their cosine is the effect size. The verdict on the model is that of more than half of its "
         "heads. The other cosines are not judged."
     ),
     bounds={
@@ -129,10 +135,16 @@ DECLARATION = Declaration(
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
             "with W_k = 0.75 W_q + noise, planted, lie at this bound."
         ),
+        f"{LEAST:g}": (
+            "Half of 0.1, the smallest cosine of W_q and W_k called interesting: with W_k = c W_q + sqrt(1 - c²) "
+            "noise, the eigenvalues of (B + B^T)/2 are (c ± 1)/2 in a wide stream, and the positive cosine is "
+            "(1 + c)/2, that is c/2 above random matrices."
+        ),
     },
     interesting=(
-        "Any value beyond a bound: there is no sampling error. Random matrices have 0.5, symmetric matrices with as "
-        "many positive as negative eigenvalues 0.71."
+        "A cosine of W_q and W_k of 0.1, which is 0.05 above the null, is not to be refuted; one of 0.85 supports. "
+        "Random matrices have a positive cosine of 0.5, symmetric matrices with as many positive as negative "
+        "eigenvalues 0.71."
     ),
     power=planted_power("qk_geometry"),
     quantities={
@@ -147,7 +159,6 @@ DECLARATION = Declaration(
         "relation of its sides; a cosine does not depend on scale."
     ),
     null="random-rotation null",
-    correction="",
     details={
         **{
             name: Label(f"median {name}", null="rotation null", counted="above the rotation null")
@@ -248,7 +259,7 @@ def null(
 
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    judged = judge(findings, POSITIVE, _bounds)
+    judged = judge_by_equivalence(findings, POSITIVE, SUPPORTS, LEAST)
     cosines = []
     for quantity in (WITH_C, WITH_INVERSE, FISHER):
         rows = [f for f in findings if f.quantity == quantity]
@@ -257,11 +268,6 @@ def verdict(findings: list[Finding]) -> Judgement:
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
     return conclude(judged, POSITIVE, details=(*cosines, *details), remarks=remarks)
-
-
-def _bounds(f: Finding) -> Bounds:
-    null = -math.inf if math.isnan(f.null_high) else f.null_high
-    return Bounds(max(SUPPORTS, null), null)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
@@ -487,7 +493,7 @@ def _turned(B: tuple[Tensor, Tensor], T: tuple[Tensor, Tensor], r: int) -> list[
 
 def _rows(layer: str, quantity: str, values: Tensor, arms: Tensor) -> list[Measured]:
     pairs = zip(values.tolist(), arms.tolist(), strict=True)
-    return [Measured(layer, h, quantity, v, v - arm, v + arm) for h, (v, arm) in enumerate(pairs)]
+    return [Measured(layer, h, quantity, v, v - arm, v + arm, freedom=DRAWS - 1.0) for h, (v, arm) in enumerate(pairs)]
 
 
 def _fisher(event: Attended, batch_pass: BatchPass) -> Comoments | None:
