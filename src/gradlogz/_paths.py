@@ -1,6 +1,7 @@
 """Paths as users write them."""
 
 import os
+import stat
 from pathlib import Path
 
 from ._input_errors import InputValueError
@@ -18,3 +19,10 @@ def user_path(call: str, argument: str, name: str | os.PathLike[str]) -> Path:
         problem = f"{os.fspath(name)[:80]!r} is not the name of a file ({type(error).__name__})"
         raise InputValueError(call, argument, problem, "Correct the path.") from None
     return path
+
+
+def is_own(path: Path) -> bool:
+    """True if a file or folder is this user's, no link, and not writable by everyone."""
+    status = path.lstat()
+    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
+    return status.st_uid == user and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_IWOTH

@@ -115,13 +115,13 @@ def test_the_hopper_kernels_are_those_that_are_used():
     sight, scoring = dispatch.Sight(), dispatch.Scoring(0.1, right=0)
     for shape in SHAPES[:5]:
         operands = drawn(shape, torch.bfloat16)
-        forward = dispatch._compiled_kernel(*operands, sight, scoring, None, backward=False)
+        forward = dispatch.compiled_kernel(*operands, sight, scoring, None, backward=False)
         assert forward.__name__.endswith("hopper")
-        backward = dispatch._compiled_kernel(*operands, sight, scoring, None, backward=True)
+        backward = dispatch.compiled_kernel(*operands, sight, scoring, None, backward=True)
         square = shape[3] == shape[4] and shape[5] == shape[6]
         assert backward.__name__.endswith("hopper_backward" if square else "gpu")
         packed = dispatch.Sight(segments=documents(shape[4]).unsqueeze(0))
-        forward = dispatch._compiled_kernel(*operands, packed, scoring, None, backward=False)
+        forward = dispatch.compiled_kernel(*operands, packed, scoring, None, backward=False)
         assert forward.__name__.endswith("hopper")
 
 

@@ -14,6 +14,8 @@ from gradlogz.kernels.attention import operator
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # torch's compiler
+    pytest.mark.filterwarnings("ignore:TensorFloat32"),  # which torch recommends
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 QUIET = gradlogz.attention.Thresholds(None, None, None)
 LAYERS, HEADS, TOKENS, SEQUENCES = 2, 4, 64, 4  # so few tokens that torch's own backward pass is reproducible
@@ -122,8 +124,8 @@ def test_memory_hardly_grows(on_attend):
 @contextlib.contextmanager
 def without_waits():
     """Context in which a wait of the host for the device is an error."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -29,7 +29,7 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(decoding, "TILINGS", dict.fromkeys(decoding.TILINGS, small))
     monkeypatch.setattr(decoding, "FEW_PARTS", decoding.FEW_PARTS if at_once else 0)
     monkeypatch.setattr(decoding, "_splits", lambda *_: count)
-    monkeypatch.setattr(dispatch, "_compiled_kernel", lambda *_, **__: decoding)
+    monkeypatch.setattr(dispatch, "compiled_kernel", lambda *_, **__: decoding)
     decoding._call.cache_clear()
     yield count
     decoding._call.cache_clear()
@@ -133,7 +133,7 @@ def test_gradients_are_those_of_the_definition(name, parts):
 
     ours = gradients(torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_compiled_kernel", lambda *_, **__: None)
+        patch.setattr(dispatch, "compiled_kernel", lambda *_, **__: None)
         theirs = gradients(torch.float64)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-5 * (1 + float(other.abs().max())))
@@ -153,7 +153,7 @@ def test_without_statistics_the_output_is_the_same():
 
 @pytest.mark.usefixtures("parts")
 def test_wide_values_are_taken_in_pieces(monkeypatch):
-    monkeypatch.setattr(dispatch, "_compiled_kernel", lambda *_, **__: Chunked(decoding, 16))
+    monkeypatch.setattr(dispatch, "compiled_kernel", lambda *_, **__: Chunked(decoding, 16))
     three = operands(m=3, v=40)
     found = attend(*map(moved, three), enable_gqa=True)
     for field, expected in enumerated(Case(*three, {})).items():

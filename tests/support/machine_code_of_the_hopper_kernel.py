@@ -62,7 +62,7 @@ def backward(size: int, edges: bool, coefficients: int, left: int | None, right:
     queries, slots = (64, 2) if size == 128 else (128, 1)
     tiled = [by_rows(r, size, torch.bfloat16)(operand) for r in (queries, 64, 64, queries, 64, 64)]
     tiled.append(hopper_backward._halves(operand.float()))
-    pointers = [MockTensor(torch.float32), MockTensor(torch.int32), MockTensor(torch.int32)]
+    pointers = [MockTensor(torch.float32), MockTensor(torch.int32)]
     numbers = 66, 16, 8, 8, 256, 0.1, 0.1, 4, 2048, left, right
     constants = {"GROUP": 1, "EDGES": edges, "COEFFICIENTS": coefficients, "DQ_SLOTS": slots}
     return compiled(hopper_backward._backward, tiled, pointers, numbers, constants)

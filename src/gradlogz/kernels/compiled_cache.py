@@ -13,15 +13,15 @@ Read next: workers.py (which compiles).
 
 import hashlib
 import json
-import os
 import secrets
-import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from numba.core.caching import FunctionCache
+
+from .._paths import is_own
 
 
 class CacheEntry(NamedTuple):
@@ -50,7 +50,7 @@ def entry_of(function: Callable[..., Any]) -> CacheEntry:
 
 def make_sound(entry: CacheEntry) -> bool:
     """Remove an entry that is damaged; return whether numba may read and write it."""
-    if entry.folder.exists() and not _is_own(entry.folder):
+    if entry.folder.exists() and not is_own(entry.folder):
         return False
     if not entry.files or _is_sound(entry):
         return True
@@ -72,16 +72,9 @@ def seal(entry: CacheEntry) -> None:
 def _is_sound(entry: CacheEntry) -> bool:
     try:
         written = json.loads(entry.hashes.read_text())
-        return written == _hashes(entry) and all(_is_own(path) for path in (entry.hashes, *entry.files))
+        return written == _hashes(entry) and all(is_own(path) for path in (entry.hashes, *entry.files))
     except (OSError, ValueError):
         return False
-
-
-def _is_own(path: Path) -> bool:
-    """True if a file or folder is this user's, no link, and not writable by everyone."""
-    status = path.lstat()
-    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
-    return status.st_uid == user and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_IWOTH
 
 
 def _hashes(entry: CacheEntry) -> dict[str, str]:

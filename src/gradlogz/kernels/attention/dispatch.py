@@ -46,7 +46,7 @@ def forward(
         number = torch.promote_types(query.dtype, torch.float32)
         rows = [query.new_empty(query.shape[:-1], dtype=number) for _ in range(4)]
         return Statistics(query.new_empty(*query.shape[:-1], value.shape[-1]), *rows)
-    kernel = _compiled_kernel(query, key, value, sight, scoring, dropout, backward=False)
+    kernel = compiled_kernel(query, key, value, sight, scoring, dropout, backward=False)
     if kernel is not None and query.is_cuda:
         return kernel.forward(query, key, value, sight, scoring, statistics=statistics, separate=separate)
     if kernel is None and not statistics and dropout is None and flash.takes(query, sight, scoring, key.shape[2]):
@@ -75,7 +75,7 @@ def backward(
 
     The gradient of the maximum is not included.
     """
-    kernel = _compiled_kernel(query, key, value, sight, scoring, dropout, backward=True)
+    kernel = compiled_kernel(query, key, value, sight, scoring, dropout, backward=True)
     grad_output = gradients.output
     if grad_output is None:
         grad_output = torch.zeros_like(result.output)
@@ -122,7 +122,7 @@ def serving(
     statistics: bool = True,
 ) -> str:
     """Name of the kernel that serves a call without dropout, as in the table above."""
-    kernel = _compiled_kernel(query, key, value, sight, scoring, None, backward=backward)
+    kernel = compiled_kernel(query, key, value, sight, scoring, None, backward=backward)
     if kernel is None:
         plain = not statistics and query.device.type == "cpu" and flash.takes(query, sight, scoring, key.shape[2])
         return "flash" if plain else "blocked"
@@ -130,7 +130,7 @@ def serving(
     return {"cpu": "numba", "hopper": "gluon", "hopper_backward": "gluon"}.get(module, "triton")
 
 
-def _compiled_kernel(
+def compiled_kernel(
     query: Tensor,
     key: Tensor,
     value: Tensor,

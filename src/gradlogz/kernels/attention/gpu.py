@@ -37,7 +37,16 @@ import triton.language as tl  # type: ignore[import-untyped]
 from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
 from ..._typing import Float, Tensor
-from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
+from .launching import (
+    Kernel,
+    RecordedLaunch,
+    aligned,
+    current_stream,
+    dense,
+    empty_output,
+    empty_rows,
+    on_its_device,
+)
 from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 from .segment_spans import SegmentSpans
@@ -51,6 +60,8 @@ START = tl.constexpr(-1e29)
 NO_MASS = tl.constexpr(-200.0)
 # float32 is multiplied as three products of 19 bits: more accurate than plain float32, and 4 times as fast.
 PRECISION = "tf32x3"
+# Queries of a tile whose gradients several programs add up: the least of hopper_backward.py.
+COUNTED = 64
 
 
 class Tiling(NamedTuple):
@@ -366,10 +377,10 @@ def _coefficients(
     output, grad_output, log_normalizer, entropy, logit_variance,
     grad_log_normalizer, grad_entropy, grad_logit_variance, coefficients,
     output_batch, output_head, output_row, output_column, grad_batch, grad_head, grad_row, grad_column,
-    lines, heads, m, v,
+    lines, zeros, heads, m, v,
     MOMENTS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """G, k0, k1 and k2 of every row, from its statistics and their gradients, which may be None."""
+    """G, k0, k1 and k2 of every row, from its statistics and their gradients, which may be None; then zeros."""
     tiles = tl.cdiv(m, BM)
     index = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
@@ -411,6 +422,8 @@ def _coefficients(
         tl.store(place + 2 * lines, (c1 + 2.0 * H * c2) * LOG_2, there)
         tl.store(place + 3 * lines, c2 * (LOG_2 * LOG_2), there)
     tl.store(place + lines, k0, there)
+    if tl.program_id(0) < zeros:
+        tl.store(coefficients + (4 if MOMENTS else 2) * lines + tl.program_id(0), 0.0)
 
 
 @triton.jit
@@ -567,20 +580,38 @@ def _backward_query(
 
 @on_its_device
 def coefficients(result: Statistics, gradients: Gradients) -> Float[Tensor, "k b h m"]:
-    """Coefficients G and k0 of every row, and k1 and k2 if entropies or variances have gradients."""
+    """Coefficients G and k0 of every row, and k1 and k2 if entropies or variances have gradients.
+
+    Behind them in memory is a zero for every COUNTED queries of a head: the counters of hopper_backward.py.
+    """
+    kernel, programs, pointers, numbers = _prepared_coefficients(result, gradients)
+    (b, h, m, _), device = result.output.shape, result.output.device
+    rows = 2 if gradients.entropy is gradients.logit_variance is None else 4
+    count = rows * b * h * m
+    memory = torch.empty(count + b * h * triton.cdiv(m, COUNTED), dtype=torch.float32, device=device)
+    if programs:
+        kernel.launch(programs, current_stream(device), (), (*pointers, memory), numbers)
+    return memory[:count].view(rows, b, h, m)
+
+
+def recorded_coefficients(result: Statistics, gradients: Gradients) -> RecordedLaunch | None:
+    """Launch of `coefficients` for gradients of this kind; None before the first call."""
+    kernel, programs, pointers, numbers = _prepared_coefficients(result, gradients)
+    return kernel.recorded(programs, len(pointers) + 1, numbers)
+
+
+def _prepared_coefficients(
+    result: Statistics, gradients: Gradients
+) -> tuple[Kernel, int, tuple[Tensor | None, ...], tuple[int, ...]]:
+    """Kernel of a call, number of programs, operands and numbers."""
     output, grad_output = result.output, gradients.output
-    (b, h, m, _), device = output.shape, output.device
     grads = [None if g is None else g.contiguous() for g in gradients[1:4]]
     pointers = output, grad_output, *result[1:4], *grads
     kinds = tuple(None if t is None else t.data_ptr() % 16 == 0 for t in pointers)
     layout = (*output.stride(), *(output if grad_output is None else grad_output).stride())
     grad_dtype = output.dtype if grad_output is None else grad_output.dtype
-    kernel, programs, numbers = _coefficients_call(output.dtype, grad_dtype, device, output.shape, layout, kinds)
-    moments = grads[1] is not None or grads[2] is not None
-    per_row = torch.empty((4 if moments else 2, b, h, m), dtype=torch.float32, device=device)
-    if programs:
-        kernel.launch(programs, current_stream(device), (), (*pointers, per_row), numbers)
-    return per_row
+    kernel, programs, numbers = _coefficients_call(output.dtype, grad_dtype, output.device, output.shape, layout, kinds)
+    return kernel, programs, pointers, numbers
 
 
 @lru_cache(maxsize=1024)
@@ -596,7 +627,7 @@ def _coefficients_call(
     b, h, m, v = shape
     moments = kinds[6] is not None or kinds[7] is not None
     kernel = Kernel(_coefficients, (moments, 32, min(128, _padded(v))), {"num_warps": 4})
-    return kernel, triton.cdiv(m, 32) * b * h, (*layout, b * h * m, h, m, v)
+    return kernel, triton.cdiv(m, 32) * b * h, (*layout, b * h * m, b * h * triton.cdiv(m, COUNTED), h, m, v)
 
 
 @on_its_device

@@ -49,12 +49,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..._typing import Float, Tensor
 from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
-from .launching import Kernel, aligned, current_stream, dense, empty_output, empty_rows, on_its_device
+from .launching import (
+    Kernel,
+    RecordedLaunch,
+    aligned,
+    current_stream,
+    dense,
+    empty_output,
+    empty_rows,
+    on_its_device,
+)
 from .reference import Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
 from .segment_spans import SegmentSpans
 
-__all__ = ["forward", "takes"]
+__all__ = ["forward", "recorded", "takes"]
 
 LOG_2 = gl.constexpr(0.6931471805599453)
 # The product of a hidden key, and the least reference.
@@ -572,6 +581,17 @@ def forward(
     result = StatisticsAndMean(dense(output), *rows[:4])
     result.mean_logit = rows[4]
     return result
+
+
+def recorded(
+    query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, *, statistics: bool
+) -> tuple[RecordedLaunch | None, Tensor]:
+    """Launch of `forward` for aligned operands without segments, and its plan; None before the first call."""
+    layouts = query.stride(), key.stride(), value.stride()
+    kernel, programs, table, _, numbers = _call(
+        query.dtype, query.device, query.shape, value.shape, layouts, scoring, statistics, None
+    )
+    return kernel.recorded(programs, 8, (*numbers, 0, 0)), table
 
 
 @lru_cache(maxsize=1024)

@@ -45,12 +45,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..._typing import Float, Tensor
 from . import backward_plan
-from .gpu import coefficients
+from .gpu import COUNTED, coefficients, recorded_coefficients
 from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
-from .launching import Kernel, aligned, current_stream, dense, empty_output, on_its_device
+from .launching import Kernel, RecordedLaunch, aligned, current_stream, dense, empty_output, on_its_device
 from .scoring import Scoring, Sight
 
-__all__ = ["backward", "coefficients", "takes"]
+__all__ = ["backward", "coefficients", "recorded", "recorded_coefficients", "takes"]
 
 # x of a hidden key: 2^-200 is 0 in float32.
 NO_MASS = gl.constexpr(-200.0)
@@ -368,7 +368,7 @@ def _step(entry, key_head, batch, heads, tiles, counters, GROUP: gl.constexpr):
 
 @gluon.jit
 def _backward(
-    query, key, value, grad_output, grad_key, grad_value, sums, per_row, counters, table,
+    query, key, value, grad_output, grad_key, grad_value, sums, per_row, table,
     length, workers, groups, units, n, unit_scale, scale, heads, lines, left, right,
     GROUP: gl.constexpr, EDGES: gl.constexpr, COEFFICIENTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
 ):  # fmt: skip
@@ -402,6 +402,7 @@ def _backward(
     barriers = (kv_loaded, kv_released, loaded, done)
     dq_barriers = (flushed, dq_released)
     plan = (table, length, workers, groups, units)
+    counters = (per_row + COEFFICIENTS * lines).to(gl.pointer_type(gl.int32), bitcast=True)
     gl.warp_specialize([
         (_consume, (outputs, buffers, ds_ring, dq_ring, barriers, dq_barriers, plan, n, unit_scale, scale,
                     heads, left, right, 0, GROUP, EDGES, COEFFICIENTS)),
@@ -442,20 +443,34 @@ def backward(
     *,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
-    """Gradients of queries, keys and values, as in gpu.py, for arguments that `takes` accepts."""
+    """Gradients of queries, keys and values, as in gpu.py, for arguments that `takes` accepts.
+
+    The counters are the zeros that `coefficients` has left behind the coefficients: they serve once.
+    """
     assert not needs_bias
     device, (b, h, n, d) = query.device, query.shape
     query, key, value, grad_output = map(aligned, (query, key, value, grad_output.to(value.dtype)))
     grad_query, grad_key, grad_value = (empty_output(t, d) for t in (query, key, value))
     layouts = tuple(t.stride() for t in (query, key, value, grad_output, grad_key, grad_value))
-    kernel, programs, table, tiles, numbers = _call(
+    kernel, programs, table, numbers = _call(
         query.dtype, device, query.shape, key.shape[1], layouts, scoring, len(per_row)
     )
     sums = torch.empty((b, h, n, -(-d // 4) * 4), dtype=torch.float32, device=device)
-    counters = torch.zeros(b * h * tiles, dtype=torch.int32, device=device)
     tiled = query, key, value, grad_output, grad_key, grad_value, sums
-    kernel.launch(programs, current_stream(device), tiled, (per_row, counters, table), numbers)
+    kernel.launch(programs, current_stream(device), tiled, (per_row, table), numbers)
     return dense(grad_query.copy_(sums[..., :d])), dense(grad_key), dense(grad_value), None
+
+
+def recorded(
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, scoring: Scoring, coefficients: int
+) -> tuple[RecordedLaunch | None, Tensor]:
+    """Launch of `backward` for aligned operands, and its plan; None before the first call."""
+    operands = query, key, value, grad_output, *map(torch.empty_like, (query, key, value))
+    layouts = tuple(t.stride() for t in operands)
+    kernel, programs, table, numbers = _call(
+        query.dtype, query.device, query.shape, key.shape[1], layouts, scoring, coefficients
+    )
+    return kernel.recorded(programs, 2, numbers), table
 
 
 @lru_cache(maxsize=1024)
@@ -467,13 +482,13 @@ def _call(
     _layouts: tuple[tuple[int, ...], ...],
     scoring: Scoring,
     coefficients: int,
-) -> tuple[Kernel, int, Tensor, int, tuple[Any, ...]]:
-    """Kernel, number of programs, plan, number of tiles of queries, and numbers of a call."""
+) -> tuple[Kernel, int, Tensor, tuple[Any, ...]]:
+    """Kernel, number of programs, plan, and numbers of a call."""
     b, h, n, d = shape
     left = None if scoring.left is None or scoring.left >= n - 1 else scoring.left
     right = None if scoring.right is None or scoring.right >= n - 1 else scoring.right
     # As many queries and places of dq as shared memory has room for.
-    rows, dq_slots = (64, 2) if d > 64 else (128, 1)
+    rows, dq_slots = (COUNTED, 2) if d > 64 else (2 * COUNTED, 1)
     edges = left is not None or right is not None or n % KEYS.value != 0
     queries, keys = by_rows(rows, d, dtype), by_rows(WARPGROUP.value, d, dtype)
     constants = h // key_heads, edges, coefficients, dq_slots
@@ -487,7 +502,7 @@ def _call(
     numbers = (
         table.shape[1], workers, groups, units, n, scoring.scale * LOG2_E, scoring.scale, h, b * h * n, left, right
     )  # fmt: skip
-    return kernel, workers * groups, table.to(device), -(-n // rows), numbers
+    return kernel, workers * groups, table.to(device), numbers
 
 
 def _halves(sums: Tensor) -> TensorDescriptor:

@@ -14,7 +14,7 @@ Triton 3.6; another version launches as Triton does, more slowly.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import triton
@@ -28,6 +28,18 @@ R = TypeVar("R")
 KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
 # Tensor maps that a kernel remembers for each operand: a training loop reuses its addresses.
 REMEMBERED_ADDRESSES = 1024
+
+
+class RecordedLaunch(NamedTuple):
+    """All of a launch but its addresses, as cpp_calls.cpp takes it."""
+
+    function: int
+    programs: int
+    threads: int
+    shared_bytes: int
+    cooperative: bool
+    maps: list[tuple[Any, ...]]  # swizzle, size and type of an element, tile, sizes, strides
+    parameters: list[tuple[str, Any]]  # ("map", operand), ("address", operand) or (type, number)
 
 
 class Kernel:
@@ -45,6 +57,7 @@ class Kernel:
         self.handle: tuple[Any, ...] = ()
         # For each descriptor: tensor maps by address, their other arguments, and the sizes and strides passed beside.
         self.maps: list[tuple[dict[int, Any], tuple[Any, ...], list[int]]] = []
+        self.signature: list[str] = []  # types of all arguments
 
     def launch(
         self,
@@ -75,6 +88,28 @@ class Kernel:
         arguments += [None if t is None else t.data_ptr() for t in pointers]
         self.run(programs, 1, 1, stream, *self.handle, *arguments, *numbers, *self.constants)
 
+    def recorded(self, programs: int, pointers: int, numbers: tuple[Any, ...]) -> RecordedLaunch | None:
+        """The launch with this number of pointers; None before the first one, and for unknown versions of Triton."""
+        if self.run is None:
+            return None
+        function, cooperative, _, _, _, (warps, clusters, shared_bytes), *_ = self.handle
+        if clusters != 1:
+            return None
+        parameters: list[tuple[str, Any]] = []
+        values = (*self.maps, *[None] * pointers, *numbers, *self.constants)
+        for operand, (kind, value) in enumerate(zip(self.signature, values, strict=True)):
+            if operand < len(self.maps):
+                parameters.append(("map", operand))
+                sizes = value[2]  # and as many strides
+                rank = len(sizes) // 2
+                parameters += [("i32", size) for size in sizes[:rank]] + [("i64", step) for step in sizes[rank:]]
+            elif kind.startswith("*"):
+                parameters.append(("address", operand))
+            elif kind != "constexpr":
+                parameters.append((kind, value))
+        maps = [form[:-1] for _, form, _ in self.maps]
+        return RecordedLaunch(function, programs, 32 * warps, shared_bytes, bool(cooperative), maps, parameters)
+
     def _remember(self, compiled: Any, described: list[Any]) -> None:
         """Save the launcher in C, its arguments after grid and stream, and the form of each tensor map."""
         run = compiled.run
@@ -93,6 +128,7 @@ class Kernel:
             names = launch.__code__.co_freevars
             launch = launch.__closure__[names.index("launcher")].cell_contents
         cooperative = run.launch_cooperative_grid, run.launch_pdl
+        self.signature = list(compiled.src.signature.values())
         self.handle = (compiled.function, *cooperative, None, None, compiled.packed_metadata, None, None, None)
         self.run = launch
 

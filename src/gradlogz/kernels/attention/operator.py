@@ -2,7 +2,7 @@
 
     query, key, value, bias  ->  output, log_normalizer, entropy, logit_variance, max_logit
 
-    eager      _AttendInReverse, the case of training: a kernel forward and kernels backward
+    eager      cpp_calls.py on a GPU; else _AttendInReverse, a kernel forward and kernels backward: the case of training
     transforms _Attend and its backward _AttendBackward, each with a rule for reverse mode, forward mode and vmap; the
                second is also the differentiable backward of _AttendInReverse
     compiled   the operator gradlogz::attention with its backward operator: first derivatives only; also for tracers,
@@ -28,11 +28,13 @@ from torch.utils.flop_counter import register_flop_formula
 from ..._errors import InputNotImplementedError
 from ..._typing import Float, Tensor
 from ..tracing import is_traced, under_transform
-from . import blocked, derivatives, dispatch
+from . import blocked, cpp_calls, derivatives, dispatch
 from .dropout import Dropout
 from .extreme_keys import extreme_keys
 from .reference import Gradients, Statistics, StatisticsAndMean
 from .scoring import Scoring, Sight
+
+_EVERYTHING = Sight()
 
 
 def attention(
@@ -98,13 +100,38 @@ def eager(
     differentiable: bool,
 ) -> Statistics:
     """Statistics of every row, by the kernel alone or differentiable in reverse mode."""
-    if not differentiable:
-        return dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics)
-    probability, seed = (0.0, None) if dropout is None else dropout
-    *five, mean_logit = _AttendInReverse.apply(query, key, value, *sight, seed, scoring, probability, statistics)
-    result = StatisticsAndMean(*five)
-    result.mean_logit = mean_logit
+    in_cpp = query.is_cuda and dropout is None and sight == _EVERYTHING
+    rows: tuple[Tensor | None, ...] | None = None
+    if in_cpp:
+        rows = cpp_calls.attend(query, key, value, scoring, statistics)
+    if rows is None:
+        rows = _in_python(query, key, value, sight, scoring, dropout, statistics, differentiable)
+        if in_cpp:
+            cpp_calls.record(query, key, value, scoring, statistics, _IN_PYTHON)
+    result = StatisticsAndMean(*rows[:5])  # type: ignore[arg-type]
+    result.mean_logit = rows[5]
     return result
+
+
+def _in_python(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scoring: Scoring,
+    dropout: Dropout | None,
+    statistics: bool,
+    differentiable: bool,
+) -> tuple[Tensor | None, ...]:
+    """Statistics of every row, and their mean where the kernel computes it."""
+    if differentiable:
+        probability, seed = (0.0, None) if dropout is None else dropout
+        return _AttendInReverse.apply(query, key, value, *sight, seed, scoring, probability, statistics)
+    return _with_mean(dispatch.forward(query, key, value, sight, scoring, dropout, statistics=statistics))
+
+
+def _with_mean(result: Statistics) -> tuple[Tensor | None, ...]:
+    return *result, result.mean_logit if isinstance(result, StatisticsAndMean) else None
 
 
 def directional(
@@ -171,23 +198,43 @@ class _AttendInReverse(torch.autograd.Function):
         result = dispatch.forward(q, k, v, sight, ctx.scoring, dropout, statistics=statistics)
         ctx.save_for_backward(*tensors, *result)
         ctx.set_materialize_grads(False)
-        return *result, result.mean_logit if isinstance(result, StatisticsAndMean) else None
+        return _with_mean(result)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, needs_bias = ctx.saved_tensors, ctx.needs_input_grad[3]
-        *first, grad_mean = gradients
-        if grad_mean is not None:  # the mean is the log normaliser less the entropy
-            first[1] = grad_mean if first[1] is None else first[1] + grad_mean
-            first[2] = -grad_mean if first[2] is None else first[2] - grad_mean
-        batched = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in first)
-        if torch.is_grad_enabled() or batched:  # a second derivative, or one for each of several cotangents
-            *grads, bias = _AttendBackward.apply(*saved, *first, ctx.scoring, ctx.probability, needs_bias)
-        else:
-            q, k, v, sight, dropout = _read(saved[:7], ctx.probability)
-            result, cotangents = Statistics(*saved[7:]), Gradients(*first)
-            *grads, bias = _gradients(q, k, v, sight, ctx.scoring, dropout, result, cotangents, needs_bias)
-        return *grads, bias if needs_bias else None, *[None] * 6
+        needs_bias = ctx.needs_input_grad[3]
+        grads = pull_back(ctx.saved_tensors, gradients, ctx.scoring, ctx.probability, needs_bias=needs_bias)
+        return *grads, *[None] * 6
+
+
+def pull_back(
+    saved: tuple[Any, ...],
+    gradients: tuple[Tensor | None, ...],
+    scoring: Scoring,
+    probability: float,
+    *,
+    needs_bias: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value and bias, from the seven tensors, the five statistics, and six cotangents."""
+    *first, grad_mean = gradients
+    if grad_mean is not None:  # the mean is the log normaliser less the entropy
+        first[1] = grad_mean if first[1] is None else first[1] + grad_mean
+        first[2] = -grad_mean if first[2] is None else first[2] - grad_mean
+    batched = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in first)
+    if torch.is_grad_enabled() or batched:  # a second derivative, or one for each of several cotangents
+        *grads, bias = _AttendBackward.apply(*saved, *first, scoring, probability, needs_bias)
+    else:
+        q, k, v, sight, dropout = _read(saved[:7], probability)
+        result, cotangents = Statistics(*saved[7:]), Gradients(*first)
+        *grads, bias = _gradients(q, k, v, sight, scoring, dropout, result, cotangents, needs_bias)
+    return *grads, bias if needs_bias else None
+
+
+def _kernel_without_masks(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backward: bool) -> Any:
+    return dispatch.compiled_kernel(query, key, value, _EVERYTHING, scoring, None, backward=backward)
+
+
+_IN_PYTHON = cpp_calls.InPython(pull_back, _kernel_without_masks)
 
 
 class _Attend(torch.autograd.Function):

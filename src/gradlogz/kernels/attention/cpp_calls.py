@@ -1,0 +1,310 @@
+"""Calls of attention on a GPU from C++: a third of the time of Python, which is longer than a kernel on few tokens.
+
+    first call of a kind      by Python, which compiles the kernels
+    later calls               by cpp_calls.cpp, from what Python has recorded
+
+cpp_calls.cpp is compiled when a GPU first needs it: by g++, in the background, in about 20 seconds, once for each
+version of torch; until then Python makes every call. Both ways launch the same kernels with the same arguments. The
+library is kept beside Triton's compiled kernels. Without g++ or the headers of Python, calls stay in Python: `problem`
+says why. GRADLOGZ_CPP=0 in the environment keeps all calls in Python.
+
+Taken are calls without masks, whose forward pass hopper.py serves; gradients come from hopper_backward.py where it
+takes them, else from Python.
+
+Read next: operator.py (which asks first here), launching.py (what is recorded).
+"""
+
+import atexit
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._paths import is_own
+from ..._typing import Tensor
+from .reference import Gradients, Statistics
+from .scoring import Scoring
+
+
+class InPython(NamedTuple):
+    """How Python makes these calls: its backward pass, and the choice of a kernel for operands without masks."""
+
+    pull_back: Callable[..., tuple[Tensor | None, ...]]
+    kernel: Callable[[Tensor, Tensor, Tensor, Scoring, bool], Any]  # the last: of the backward pass
+
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+NAME = "gradlogz_cpp_calls"
+# Seconds after which the lock of a process that compiles is taken for one that was left behind.
+LONGEST_BUILD = 300
+
+
+class _Library:
+    """The compiled module: not asked for yet, on its way, there, or impossible."""
+
+    module: ModuleType | None = None
+    thread: threading.Thread | None = None
+    problem: str | None = None
+
+
+_library = _Library()
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+class _Slot:
+    """The recorded call of one kind, and whether it was looked for."""
+
+    __slots__ = ("call", "closed")
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.closed = False
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statistics: bool) -> tuple[Tensor, ...] | None:
+    """Output, log normaliser, entropy, variance, maximum and mean of a call that is known; None if it is not."""
+    if _library.module is None:
+        return None
+    call = _slot(query, key, value, scoring, statistics).call
+    if call is None or query.device.index != torch._C._cuda_getDevice():
+        return None
+    return _library.module.attend(call, query, key, value)
+
+
+def record(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statistics: bool, in_python: InPython) -> None:
+    """Record a call that Python has just made, for the next ones of its kind."""
+    if _library.module is None:
+        if (
+            _library.thread is None
+            and _library.problem is None
+            and _kernel(query, key, value, scoring, in_python, False)
+        ):
+            _start_build()
+        return
+    slot = _slot(query, key, value, scoring, statistics)
+    if not slot.closed:
+        slot.closed = True
+        slot.call = _recorded(_library.module, query, key, value, scoring, statistics, in_python)
+
+
+def _slot(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statistics: bool) -> _Slot:
+    shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
+    return _kind(query.dtype, query.device, shapes, strides, scoring, statistics)
+
+
+@lru_cache(maxsize=1024)
+def _kind(
+    _dtype: torch.dtype, _device: torch.device, _shapes: Any, _strides: Any, _scoring: Scoring, _statistics: bool
+) -> _Slot:
+    return _Slot()
+
+
+def _kernel(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, in_python: InPython, backward: bool) -> Any:
+    """Return the module that serves a call, if it records launches and needs no copies of the operands; else None."""
+    if query.shape[-1] != value.shape[-1] or query.shape[-1] % 8 or not _are_aligned(query, key, value):
+        return None
+    kernel = in_python.kernel(query, key, value, scoring, backward)
+    return kernel if hasattr(kernel, "recorded") else None
+
+
+def _are_aligned(*tensors: Tensor) -> bool:
+    from .launching import aligned
+
+    return all(aligned(t) is t for t in tensors)
+
+
+def _recorded(
+    module: ModuleType,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scoring: Scoring,
+    statistics: bool,
+    in_python: InPython,
+) -> Any:
+    kernel = _kernel(query, key, value, scoring, in_python, False)
+    if kernel is None:
+        return None
+    launch, plan = kernel.recorded(query, key, value, scoring, statistics=statistics)
+    if launch is None:
+        return None
+    backward = _Backward(scoring, in_python)
+    backward.call = module.Call(_in_cpp(module, launch), plan, backward.__call__)
+    return backward.call
+
+
+class _Backward:
+    """Backward pass of a recorded call in Python, which records it for the next time."""
+
+    def __init__(self, scoring: Scoring, in_python: InPython):
+        self.scoring, self.in_python = scoring, in_python
+        self.call: Any = None
+        self.closed: set[Any] = set()
+
+    def __call__(self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        query, key, value, *results = saved
+        tensors = query, key, value, None, None, None, None, *results
+        grads = self.in_python.pull_back(tensors, cotangents, self.scoring, 0.0, needs_bias=False)[:3]
+        usual = cotangents[0] is not None and cotangents[4] is None and cotangents[5] is None
+        if usual and not torch.is_grad_enabled():
+            self.record(query, key, value, Statistics(*results), Gradients(*cotangents[:5]))
+        return grads
+
+    def record(self, query: Tensor, key: Tensor, value: Tensor, result: Statistics, gradients: Gradients) -> None:
+        """Record the kernels that have just computed these gradients, if those of hopper_backward.py did."""
+        grad_output, module = gradients.output, _library.module
+        assert grad_output is not None
+        assert module is not None
+        rows = sum(1 << i for i in (1, 2, 3) if gradients[i] is not None)
+        kind = rows, grad_output.stride()
+        if kind in self.closed:
+            return
+        self.closed.add(kind)
+        kernel = _kernel(query, key, value, self.scoring, self.in_python, True)
+        if kernel is None or not _are_aligned(grad_output):
+            return
+        coefficients = 2 if gradients.entropy is gradients.logit_variance is None else 4
+        of_rows = kernel.recorded_coefficients(result, gradients)
+        launch, plan = kernel.recorded(query, key, value, grad_output, self.scoring, coefficients)
+        if of_rows is not None and launch is not None:
+            launches = _in_cpp(module, of_rows), _in_cpp(module, launch)
+            self.call.add_backward(rows, list(grad_output.stride()), *launches, plan, coefficients)
+
+
+def _in_cpp(module: ModuleType, launch: Any) -> Any:
+    *numbers, maps, parameters = launch
+    return module.Launch(*numbers, [module.TensorMap(*each) for each in maps], parameters)
+
+
+# The library ----------------------------------------------------------------------------------------------------------
+
+
+def wait(seconds: float = 120.0) -> bool:
+    """Compile the library if that was not done yet, and wait for it; return whether it is there."""
+    if _library.module is None and _library.problem is None:
+        if _library.thread is None:
+            _start_build()
+        assert _library.thread is not None
+        _library.thread.join(seconds)
+    return _library.module is not None
+
+
+def problem() -> str | None:
+    """Why there is no library: a sentence for the reader of `gradlogz doctor`; None if there is one, or none yet."""
+    return _library.problem
+
+
+def _start_build() -> None:
+    if os.environ.get("GRADLOGZ_CPP") == "0":
+        _library.problem = "GRADLOGZ_CPP=0 is set."
+        return
+    _library.thread = threading.Thread(target=_build, name="gradlogz-cpp", daemon=True)
+    _library.thread.start()
+
+
+def _build() -> None:
+    try:
+        _library.module = _loaded(_compiled())
+    except (OSError, ImportError, subprocess.SubprocessError, RuntimeError) as error:
+        _library.problem = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
+def _compiled() -> Path:
+    """Return the path of the library; compile it unless it is there, by this process or another one."""
+    path = _path()
+    lock = path.with_suffix(".lock")
+    while not path.exists():
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
+                lock.unlink(missing_ok=True)
+            time.sleep(0.2)
+            continue
+        try:
+            _compile(path)
+        finally:
+            lock.unlink(missing_ok=True)
+    return path
+
+
+def _compile(path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise RuntimeError("No C++ compiler was found: install g++.")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        raise RuntimeError("The headers of Python were not found: install them (Debian: python3-dev).")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        process = subprocess.Popen([compiler, *_options(), str(SOURCE), "-o", str(part), *_libraries()],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        atexit.register(process.kill)
+        errors = process.communicate()[1]
+        atexit.unregister(process.kill)
+        if process.returncode:
+            first = next((line for line in errors.splitlines() if "error" in line), errors[-300:])
+            raise RuntimeError(f"{compiler} failed: {first}")
+        part.chmod(0o700)
+        part.replace(path)
+
+
+def _options() -> list[str]:
+    import triton
+    from torch.utils.cpp_extension import include_paths
+
+    cuda = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    folders = [*include_paths(), sysconfig.get_path("include"), str(cuda)]
+    standard = "-std=c++20" if _torch_version() >= (2, 12) else "-std=c++17"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    flags = ["-O1", standard, abi, "-fPIC", "-shared", "-fvisibility=hidden", f"-DMODULE_NAME={NAME}"]
+    return [*flags, *(part for folder in folders for part in ("-isystem", folder))]
+
+
+def _libraries() -> list[str]:
+    folder = Path(torch.__file__).parent / "lib"
+    return [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def _path() -> Path:
+    """Path of the library in Triton's cache: one for every source, Python and torch."""
+    from triton import knobs
+
+    parts = SOURCE.read_bytes(), sys.version, torch.__version__, torch.__file__
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    folder = Path(knobs.cache.dir) / NAME
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_own(folder):
+        raise RuntimeError(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
+    return folder / f"{name}.so"
+
+
+def _loaded(path: Path) -> ModuleType:
+    if not is_own(path):
+        raise RuntimeError(f"The file {path} is not only this user's: remove it.")
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
