@@ -18,5 +18,6 @@ def test_every_kernel_compiles_with_masks_and_without():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [
-        "_backward_key", "_backward_query", "_coefficients", "_extreme_keys", "_forward", "_segment_spans", "_split",
+        "_backward_key", "_backward_query", "_coefficients", "_extreme_keys", "_forward", "_join", "_segment_spans",
+        "_split", "_sum_heads",
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from gradlogz.kernels.attention import decoding, extreme_keys_gpu, gpu
+from gradlogz.kernels.attention import decoding, extreme_keys_gpu, gpu, head_sums_gpu
 from gradlogz.kernels.attention.launching import Kernel
 from gradlogz.kernels.attention.reference import Gradients
 from gradlogz.kernels.attention.scoring import Scoring, Sight
@@ -58,4 +58,8 @@ if __name__ == "__main__":
     query, key = (torch.zeros(1, 2, m, 64, dtype=torch.bfloat16) for m in (1, 150))
     for sight in (Sight(), Sight(segments=segments[:1])):
         decoding.forward(query, key, key, sight, causal)
+    rows = [torch.zeros(2, 4, 150) for _ in range(4)]
+    query, key = (torch.zeros(2, h, 150, 64, dtype=torch.bfloat16) for h in (4, 2))
+    for left in (None, 20):
+        head_sums_gpu.head_sums(query, key, key, tuple(rows), torch.zeros(150, dtype=torch.float64), 0.1, left)
     json.dump(sorted(set(NAMES)), sys.stdout)

@@ -217,7 +217,7 @@ def _kind(sizes: Sizes | None) -> tuple[int, ...]:
 
 def _means(sums: LayerSums) -> Tensor:
     """Means over the rows of entropy and log normaliser, for each head."""
-    return (sums.rows.sum[:2] / sums.rows.count).flatten()
+    return (sums.rows.total[:2] / sums.rows.count).flatten()
 
 
 def _result(rows: Statistics, sinks: Tensor | None) -> Attention:

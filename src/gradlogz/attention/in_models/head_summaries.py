@@ -6,6 +6,7 @@ of the model, without waiting for it, until a row is made.
 Read next: monitor_rows.py (the statistics), monitoring.py (which collects them).
 """
 
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,15 @@ from .hidden_keys import padded
 from .monitor_rows import Extremes, Heads
 
 
+class Tables(Protocol):
+    """Sums of a kernel, in the form of HeadSums."""
+
+    @property
+    def sums(self) -> Tensor: ...
+    @property
+    def ends(self) -> Tensor: ...
+
+
 @runtime_checkable
 class AttentionCall(Protocol):
     """The methods of the calls of intercepted_calls.py that are used here."""
@@ -27,58 +37,56 @@ class AttentionCall(Protocol):
     def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights: ...
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None: ...
     def every_row_sees_a_key(self) -> bool: ...
+    def tables_by_a_kernel(self, result: Attention) -> tuple[Tables, Tables] | None: ...
 
 
 class HeadSums:
-    """Running count, sums, sums of squares, minima and maxima of statistics over the rows of each head."""
+    """Running sums of statistics over the rows of each head.
 
-    def __init__(self, values: Float[Tensor, "s b h m"], selected: Bool[Tensor, "b #h m"] | None) -> None:
+    sums    count, sums, sums of squares        added up by `add`, and over processes
+    ends    least, and negated greatest         of which `add` takes the minimum
+    """
+
+    def __init__(self, sums: Float[Tensor, "added h"], ends: Float[Tensor, "extreme h"]) -> None:
+        self.sums, self.ends = sums, ends
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "s b h m"], selected: Bool[Tensor, "b #h m"] | None) -> "HeadSums":
         """Sum the statistics of every row over the rows selected; None: all."""
         rows, (s, b, h, m) = (1, 3), values.shape
         if b * m == 0:  # an empty batch, in place of which one row is left out
             values, selected = values.new_zeros(s, 1, h, 1), values.new_zeros(1, 1, 1, dtype=torch.bool)
         if selected is None:
-            self.count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
-            self.least, self.greatest = values.amin(rows), values.amax(rows)
+            count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
+            least, greatest = values.amin(rows), values.amax(rows)
         else:
             selected = selected.expand(values.shape[1:])
-            self.count = selected.sum((0, 2), dtype=torch.float64)
-            self.least = values.masked_fill(~selected, torch.inf).amin(rows)
-            self.greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
+            count = selected.sum((0, 2), dtype=torch.float64)
+            least = values.masked_fill(~selected, torch.inf).amin(rows)
+            greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
             values = values.masked_fill(~selected, 0.0)
-        self.sum = values.sum(rows, dtype=torch.float64)
-        self.square = torch.linalg.vector_norm(values, dim=rows, dtype=torch.float64).square()
+        total = values.sum(rows, dtype=torch.float64)
+        square = torch.linalg.vector_norm(values, dim=rows, dtype=torch.float64).square()
+        return cls(torch.cat((count.unsqueeze(0), total, square)), torch.cat((least, -greatest)).double())
 
     def add(self, other: "HeadSums") -> None:
         """Add the sums of another pass."""
-        self.count, self.sum, self.square = self.count + other.count, self.sum + other.sum, self.square + other.square
-        self.least = torch.minimum(self.least, other.least)
-        self.greatest = torch.maximum(self.greatest, other.greatest)
+        self.sums, self.ends = self.sums + other.sums, torch.minimum(self.ends, other.ends)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of statistics and of heads."""
-        return self.sum.shape[0], self.sum.shape[1]
+        return len(self.ends) // 2, self.ends.shape[1]
 
-    def packed(self) -> tuple[Float[Tensor, "added h"], Float[Tensor, "extreme h"]]:
-        """Table to be added up, and table of which the minimum is to be taken."""
-        sums = torch.cat((self.count.unsqueeze(0), self.sum, self.square))
-        return sums, torch.cat((self.least, -self.greatest)).double()
+    @property
+    def count(self) -> Float[Tensor, "h"]:
+        """Number of rows."""
+        return self.sums[0]
 
-    def unpack(self, sums: Float[Tensor, "added h"], ends: Float[Tensor, "extreme h"]) -> None:
-        """Replace the numbers by those of two tables."""
-        self.count, (self.sum, self.square) = sums[0], sums[1:].chunk(2)
-        self.least, greatest = ends.chunk(2)
-        self.greatest = -greatest
-
-    def extremes(self) -> list[Extremes]:
-        """Mean, minimum, maximum and standard deviation of every statistic; NaN for a head without rows."""
-        count = self.count.clamp(min=1.0)
-        mean = self.sum / count
-        deviation = (self.square / count - mean.square()).clamp(min=0.0).sqrt()
-        empty = self.count == 0
-        parts = (t.masked_fill(empty, torch.nan) for t in (mean, self.least, self.greatest, deviation))
-        return [Extremes(*each) for each in zip(*parts, strict=True)]
+    @property
+    def total(self) -> Float[Tensor, "s h"]:
+        """Sums of the statistics."""
+        return self.sums[1:].chunk(2)[0]
 
 
 class LayerSums(NamedTuple):
@@ -106,6 +114,9 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
     visible = call.visible()
     if result is None:
         result = call.statistics()
+    tables = call.tables_by_a_kernel(result)
+    if tables is not None:
+        return LayerSums(*(HeadSums(t.sums, t.ends) for t in tables))
     G = by_heads(result.log_normalizer)
     statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
     norms = call.norms(G.dtype)
@@ -117,12 +128,12 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
     elif not call.every_row_sees_a_key():
         selected = G != -torch.inf
     if norms is None:
-        return LayerSums(HeadSums(values, selected), None)
+        return LayerSums(HeadSums.of(values, selected), None)
     tokens = torch.stack(torch.broadcast_tensors(*map(by_heads, norms[1:])))
     if visible is None:
-        return LayerSums(HeadSums(values, selected), HeadSums(tokens, None))
+        return LayerSums(HeadSums.of(values, selected), HeadSums.of(tokens, None))
     tokens = tokens.expand(-1, len(visible), -1, -1)
-    return LayerSums(HeadSums(values, selected), HeadSums(tokens, visible.any(-2).unsqueeze(1)))
+    return LayerSums(HeadSums.of(values, selected), HeadSums.of(tokens, visible.any(-2).unsqueeze(1)))
 
 
 class Transfer:
@@ -131,7 +142,7 @@ class Transfer:
     def __init__(self, layers: dict[str, LayerSums]) -> None:
         self._layers = layers
         self._parts = [part for layer in layers.values() for part in layer.parts()]
-        tables = [table for part in self._parts for table in part.packed()]
+        tables = [table for part in self._parts for table in (part.sums, part.ends)]
         self._sizes = [table.numel() for table in tables]
         numbers = torch.cat([table.flatten() for table in tables]) if tables else torch.empty(0)
         self._copied: torch.cuda.Event | None = None
@@ -150,17 +161,48 @@ class Transfer:
         tables = iter(self._numbers.split(self._sizes))
         for part in self._parts:
             h = part.shape[1]
-            part.unpack(*(next(tables).reshape(-1, h) for _ in range(2)))
-        return {name: _heads(layer, kinds.get(name.partition("#")[0], "full")) for name, layer in self._layers.items()}
+            part.sums, part.ends = (next(tables).reshape(-1, h) for _ in range(2))
+        summaries = iter(_summaries(self._parts))
+        result = {}
+        for name, layer in self._layers.items():
+            rows, keys = next(summaries), None if layer.keys is None else next(summaries)
+            result[name] = _heads(rows, keys, kinds.get(name.partition("#")[0], "full"))
+        return result
 
 
-def _heads(layer: LayerSums, kind: str) -> Heads:
-    entropy, G, variance, highest, sink, uniform, learned, *query = layer.rows.extremes()
-    key, value = (None, None) if layer.keys is None else layer.keys.extremes()
-    unknown = (layer.rows.count > 0) & layer.rows.sum[:4].isnan().any(0)
+class _Summary(NamedTuple):
+    """Every statistic of one layer, the number of rows of a head, and of heads in which one of the first is unknown."""
+
+    extremes: list[Extremes]
+    rows: int
+    unknown: int
+
+
+def _summaries(parts: list[HeadSums]) -> list[_Summary]:
+    """Means, extremes and deviations of all layers, those of equal sizes together; NaN for a head without rows."""
+    found: dict[int, _Summary] = {}
+    shapes = [part.shape for part in parts]
+    for shape in dict.fromkeys(shapes):
+        places = [i for i, each in enumerate(shapes) if each == shape]
+        sums, ends = torch.stack([parts[i].sums for i in places]), torch.stack([parts[i].ends for i in places])
+        count, (total, square), (least, negated) = sums[:, :1], sums[:, 1:].chunk(2, 1), ends.chunk(2, 1)
+        mean = total / count.clamp(min=1.0)
+        deviation = (square / count.clamp(min=1.0) - mean.square()).clamp(min=0.0).sqrt()
+        table = torch.stack((mean, least, -negated, deviation), 2)  # [layers, statistics, 4, heads]
+        each = iter(table.masked_fill((count == 0).unsqueeze(2), torch.nan).flatten(0, 2).unbind())
+        rows = count.amax((1, 2)).long().tolist()
+        unknown = ((count[:, 0] > 0) & total[:, :4].isnan().any(1)).sum(-1).tolist()
+        for i, n, k in zip(places, rows, unknown, strict=True):
+            found[i] = _Summary([Extremes(*islice(each, 4)) for _ in range(shape[0])], n, k)
+    return [found[i] for i in range(len(parts))]
+
+
+def _heads(rows: _Summary, keys: _Summary | None, kind: str) -> Heads:
+    entropy, G, variance, highest, sink, uniform, learned, *query = rows.extremes
+    key, value = (None, None) if keys is None else keys.extremes
     return Heads(
         entropy, G, variance, highest, sink, learned, query[0] if query else None, key, value,
-        uniform_sink=uniform.mean, rows=int(layer.rows.count.max()), nan_heads=int(unknown.sum()), kind=kind,
+        uniform_sink=uniform.mean, rows=rows.rows, nan_heads=rows.unknown, kind=kind,
     )  # fmt: skip
 
 
@@ -176,21 +218,18 @@ def merged(layers: dict[str, LayerSums], group: Any, device: torch.device) -> di
         return layers
     merged = {name: layers[name] if name in layers else _no_rows(each, device) for name, each in all_shapes.items()}
     parts = [part for layer in merged.values() for part in layer.parts()]
-    tables = [part.packed() for part in parts]
-    sums, ends = (torch.cat([table.flatten() for table in each]) for each in zip(*tables, strict=True))
+    sums, ends = torch.cat([p.sums.flatten() for p in parts]), torch.cat([p.ends.flatten() for p in parts])
     dist.all_reduce(sums, dist.ReduceOp.SUM, group=group)
     dist.all_reduce(ends, dist.ReduceOp.MIN, group=group)
-    totals = sums.split([table.numel() for table, _ in tables])
-    minima = ends.split([table.numel() for _, table in tables])
+    totals, minima = sums.split([p.sums.numel() for p in parts]), ends.split([p.ends.numel() for p in parts])
     for part, total, minimum in zip(parts, totals, minima, strict=True):
-        h = part.shape[1]
-        part.unpack(total.reshape(-1, h), minimum.reshape(-1, h))
+        part.sums, part.ends = total.reshape(part.sums.shape), minimum.reshape(part.ends.shape)
     return merged
 
 
 def _no_rows(shapes: list[tuple[int, int]], device: torch.device) -> LayerSums:
     sums = [
-        HeadSums(torch.zeros(s, 1, h, 1, device=device), torch.zeros(1, h, 1, dtype=torch.bool, device=device))
+        HeadSums.of(torch.zeros(s, 1, h, 1, device=device), torch.zeros(1, h, 1, dtype=torch.bool, device=device))
         for s, h in shapes
     ]
     return LayerSums(sums[0], sums[1] if len(sums) > 1 else None)

@@ -18,6 +18,7 @@ from torch import nn
 from ..._errors import InputNotImplementedError, InputTypeError
 from ..._typing import Float, Tensor
 from ...kernels.attention.scoring import Scoring, Sight
+from ...kernels.optional import kernel_module
 from .. import masks
 from ..functional import attend
 from ..result import Attention
@@ -34,8 +35,8 @@ from .hidden_keys import hidden, visible_by_logits, visible_by_masks
 # Name of the attention implementation of transformers that calls `attend`.
 NAME = "gradlogz"
 
-# The smallest number of values that the GPU kernels take.
-WIDTH = 16
+# The smallest number of values that the GPU kernels take, and the largest size of a head that head_sums_gpu.py takes.
+WIDTH, LARGEST_HEAD = 16, 256
 
 # Attribute names of layers for their number of heads.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead")
@@ -105,6 +106,38 @@ class Call(NamedTuple):
         first = weight_on_key(q, k, G, position, options)
         return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
 
+    def tables_by_a_kernel(self, result: Attention) -> tuple[Any, Any] | None:
+        """Sums over rows and keys by the kernel for GPUs; None for calls that it does not take.
+
+        It takes bands in which every row sees a key, without masks, segments, sinks or soft cap.
+        """
+        q, k, v, options = self.query.detach(), self.key.detach(), self.value.detach(), self.options
+        left, right = masks.band(bool(options.get("is_causal")), options.get("window"))
+        rows = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
+        if (
+            not q.is_cuda
+            or options.keys() & {"attn_mask", "bias", "segments", "sinks", "softcap"}
+            or not q.ndim == k.ndim == v.ndim == 4
+            or not len(q) == len(k) == len(v)
+            or k.shape[1] != v.shape[1]
+            or q.numel() == 0
+            or q.shape[2] > k.shape[2]
+            or (left is not None and left < 0)
+            or (right is not None and right < 0)
+            or not q.stride(3) == k.stride(3) == v.stride(3) == 1
+            or max(q.shape[3], v.shape[3]) > LARGEST_HEAD
+            or any(t is None or t.dtype is not torch.float32 or not t.is_contiguous() for t in rows)
+            or (torch.is_autocast_enabled("cuda") and q.dtype is not torch.get_autocast_dtype("cuda"))
+        ):
+            return None
+        kernel = kernel_module("gradlogz.kernels.attention.head_sums_gpu", "triton")
+        if kernel is None:
+            return None
+        uniform = uniform_weight_of_a_band((q.shape[2], k.shape[2]), (left, right), q.device).flatten()
+        scale = options.get("scale")
+        scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+        return kernel.head_sums(q, k, v, tuple(t.detach() for t in rows if t is not None), uniform, scale, left)
+
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Norms of queries [*b, m], keys and values [*b, n]."""
         q, k, v = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=dtype) for t in self[:3])
@@ -158,6 +191,9 @@ class Logits(NamedTuple):
         first = torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
         uniform = uniform_weight((s.shape[2], s.shape[3]), (None, None), None, None, visible, s.device)
         return SinkWeights(first, uniform, learned_weight(None, G))
+
+    def tables_by_a_kernel(self, _result: Attention) -> None:
+        """Return None: queries and keys are unknown."""
 
     def norms(self, dtype: torch.dtype) -> None:
         """Return None: queries and keys are unknown."""

@@ -51,6 +51,9 @@ class RingCall(NamedTuple):
         """Local keys that a mask does not hide, [b, 1, n]; None without a mask."""
         return visible_by_masks((self.options.get("attn_mask"),), self.query, self.key)
 
+    def tables_by_a_kernel(self, _result: Attention) -> None:
+        """Return None: other processes have keys of these rows."""
+
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Norms of local queries [*b, m], keys and values [*b, n]."""
         q, k, v = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=dtype) for t in self[:3])

@@ -52,6 +52,10 @@ NAME = "gradlogz_cpp_calls"
 LONGEST_BUILD = 300
 
 
+class _NotBuilt(Exception):
+    """Why the library cannot be built or used, a sentence."""
+
+
 class _Library:
     """The compiled module: not asked for yet, on its way, there, or impossible."""
 
@@ -220,7 +224,7 @@ def _start_build() -> None:
 def _build() -> None:
     try:
         _library.module = _loaded(_compiled())
-    except (OSError, ImportError, subprocess.SubprocessError, RuntimeError) as error:
+    except (OSError, ImportError, subprocess.SubprocessError, _NotBuilt) as error:
         _library.problem = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
@@ -246,9 +250,9 @@ def _compiled() -> Path:
 def _compile(path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise RuntimeError("No C++ compiler was found: install g++.")
+        raise _NotBuilt("No C++ compiler was found: install g++.")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        raise RuntimeError("The headers of Python were not found: install them (Debian: python3-dev).")
+        raise _NotBuilt("The headers of Python were not found: install them (Debian: python3-dev).")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
         process = subprocess.Popen([compiler, *_options(), str(SOURCE), "-o", str(part), *_libraries()],
@@ -258,7 +262,7 @@ def _compile(path: Path) -> None:
         atexit.unregister(process.kill)
         if process.returncode:
             first = next((line for line in errors.splitlines() if "error" in line), errors[-300:])
-            raise RuntimeError(f"{compiler} failed: {first}")
+            raise _NotBuilt(f"{compiler} failed: {first}")
         part.chmod(0o700)
         part.replace(path)
 
@@ -295,13 +299,13 @@ def _path() -> Path:
     folder = Path(knobs.cache.dir) / NAME
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(folder):
-        raise RuntimeError(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
+        raise _NotBuilt(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
     return folder / f"{name}.so"
 
 
 def _loaded(path: Path) -> ModuleType:
     if not is_own(path):
-        raise RuntimeError(f"The file {path} is not only this user's: remove it.")
+        raise _NotBuilt(f"The file {path} is not only this user's: remove it.")
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None
     assert spec.loader is not None

@@ -465,7 +465,7 @@ def recorded(
     query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, scoring: Scoring, coefficients: int
 ) -> tuple[RecordedLaunch | None, Tensor]:
     """Launch of `backward` for aligned operands, and its plan; None before the first call."""
-    operands = query, key, value, grad_output, *map(torch.empty_like, (query, key, value))
+    operands = query, key, value, grad_output, torch.empty_like(key), torch.empty_like(value)
     layouts = tuple(t.stride() for t in operands)
     kernel, programs, table, numbers = _call(
         query.dtype, query.device, query.shape, key.shape[1], layouts, scoring, coefficients
