@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from gradlogz import attend
 from gradlogz.kernels.attention import (
     backward_plan,
+    cpp_calls,
     decoding,
     gpu,
     hopper,
@@ -402,7 +403,7 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
-HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan, segment_spans
+HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan, segment_spans, cpp_calls
 SECTIONS = {
     "rows": (squares, HOPPER),
     "training": (training, HOPPER),
@@ -421,6 +422,7 @@ def main(names: list[str]) -> None:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+    print("calls from C++:", cpp_calls.wait() or cpp_calls.problem(), flush=True)
     if not names:
         table["ceilings"] = ceilings()
     for name in names or SECTIONS:

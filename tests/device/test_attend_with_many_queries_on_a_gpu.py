@@ -202,6 +202,25 @@ def test_a_compiled_step_has_one_graph_with_its_statistics_and_the_same_numbers(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-2 * float(other.abs().max()))
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of torch's compiler, in its own warm-up
+def test_calls_of_a_new_kind_may_be_made_first_in_the_memory_of_a_cuda_graph():
+    """Nothing that is kept for later calls is in that memory: torch refuses it."""
+    leaves = [t.requires_grad_() for t in drawn((3, 2, 2, 448, 448, 64, 64), torch.bfloat16)]
+
+    def loss(query, key, value):
+        return attend(query, key, value, is_causal=True).output.float().square().mean()
+
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    fresh = [torch.cat((t, t)).detach().requires_grad_() for t in leaves]  # another kind of call
+    compiled = torch.compile(lambda *x: loss(*x) * 2, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [g.clone() for g in torch.autograd.grad(compiled(*fresh), fresh)]
+    for one, other in zip(found, expected, strict=True):
+        for half in one.chunk(2):
+            torch.testing.assert_close(half, other, rtol=0, atol=1e-2 * float(other.abs().max()))
+
+
 # Each compiles its kernels first, which takes most of the time: many small tests run at the same time.
 TILINGS = [(kernel, size) for kernel in ("hopper", "gpu, half", "gpu, float32", "decoding") for size in (64, 128, 256)]
 

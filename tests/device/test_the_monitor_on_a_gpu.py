@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,7 +50,9 @@ def trained(on_attend, how, monitored, every=2, steps=6):
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3, fused=True)
     losses = []
     context = gradlogz.monitor(call, every=every, thresholds=QUIET, writer=rows.append)
-    with context if monitored else contextlib.nullcontext():
+    # Kernels of torch's compiler that are chosen by their speed would differ between two trainings.
+    reproducible = torch._inductor.config.patch(deterministic=True)
+    with reproducible, context if monitored else contextlib.nullcontext():
         for ids in batches(steps):
             torch.compiler.cudagraph_mark_step_begin()
             loss = call(input_ids=ids, labels=ids, use_cache=False).loss

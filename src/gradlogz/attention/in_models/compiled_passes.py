@@ -11,6 +11,7 @@ CUDA graphs) eager passes are made before every recorded pass.
 Read next: monitoring.py, which records both kinds of passes; ../../kernels/attention/operator.py (the operator).
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -31,6 +32,9 @@ from .head_summaries import AttentionCall, LayerSums, sums_of
 from .hooks import Hook, in_backward
 from .intercepted_calls import Call, call_from_operator
 
+# Torch's module of CUDA graphs: a pass may run in their memory, in which nothing may be kept.
+CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+
 # A layer whose statistics are this much nearer to those of another one has been mistaken for it.
 NEARER = 0.1
 
@@ -46,6 +50,7 @@ class EagerCall(NamedTuple):
     sizes: Sizes | None  # None if the call cannot be read from the operator
     sinks: Tensor | None
     sums: LayerSums
+    device: torch.device
 
 
 class _LastLayerReached(BaseException):
@@ -100,7 +105,7 @@ class CompiledPasses:
             sinks = call.options.get("sinks")
             if sinks is None or isinstance(sinks, nn.Parameter):  # the operator does not get them
                 sizes = call.query.shape, call.key.shape, call.value.shape
-        self._calls.append(EagerCall(name, crosses, sizes, sinks, sums))
+        self._calls.append(EagerCall(name, crosses, sizes, sinks, sums, sums.rows.sums.device))
         if (name, len(self._calls)) == self._last:
             raise _LastLayerReached
 
@@ -164,6 +169,7 @@ class _Reading:
         self._waiting: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
         for call in calls:
             self._waiting[_kind(call.sizes)].append(call)
+        self._kept = {call.name: call.sums.empty(call.device) for call in calls} if CUDA_GRAPHS in sys.modules else {}
         self._context = operator_read_by(self._read)
         self._context.__enter__()
 
@@ -178,13 +184,15 @@ class _Reading:
         sizes = query.shape, key.shape, value.shape
         waiting = self._waiting[_kind(sizes)]
         captured = query.is_cuda and torch.cuda.is_current_stream_capturing()  # a CUDA graph would contain the sums
-        if rows is None or not waiting or captured:
+        in_graphs = CUDA_GRAPHS in sys.modules
+        if rows is None or not waiting or captured or (in_graphs and not self._kept):
             self._failed = True
             return
         eager = waiting.pop(0)
         with torch.no_grad():
             call = call_from_operator(query, key, value, sight, scoring, eager.sinks)
-            self.sums[eager.name] = sums_of(call, crosses=eager.crosses, result=_result(rows, eager.sinks))
+            sums = sums_of(call, crosses=eager.crosses, result=_result(rows, eager.sinks))
+            self.sums[eager.name] = self._kept[eager.name].filled(sums) if in_graphs else sums
         self._sizes[eager.name] = sizes
 
     def is_complete(self) -> bool:

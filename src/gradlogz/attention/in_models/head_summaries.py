@@ -99,6 +99,19 @@ class LayerSums(NamedTuple):
         """The sums that there are."""
         return [self.rows] if self.keys is None else [self.rows, self.keys]
 
+    def empty(self, device: torch.device) -> "LayerSums":
+        """Sums of the same sizes on a device, not filled."""
+        parts = (HeadSums(torch.empty_like(p.sums, device=device), torch.empty_like(p.ends, device=device))
+                 for p in self.parts())  # fmt: skip
+        return LayerSums(next(parts), next(parts, None))
+
+    def filled(self, other: "LayerSums") -> "LayerSums":
+        """These sums, with the numbers of others."""
+        for one, another in zip(self.parts(), other.parts(), strict=True):
+            one.sums.copy_(another.sums)
+            one.ends.copy_(another.ends)
+        return self
+
     def add(self, other: "LayerSums") -> None:
         """Add the sums of another pass."""
         for one, another in zip(self.parts(), other.parts(), strict=True):

@@ -52,7 +52,7 @@ NAME = "gradlogz_cpp_calls"
 LONGEST_BUILD = 300
 
 
-class _NotBuilt(Exception):
+class _NotBuiltError(Exception):
     """Why the library cannot be built or used, a sentence."""
 
 
@@ -224,7 +224,7 @@ def _start_build() -> None:
 def _build() -> None:
     try:
         _library.module = _loaded(_compiled())
-    except (OSError, ImportError, subprocess.SubprocessError, _NotBuilt) as error:
+    except (OSError, ImportError, subprocess.SubprocessError, _NotBuiltError) as error:
         _library.problem = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
@@ -250,9 +250,9 @@ def _compiled() -> Path:
 def _compile(path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise _NotBuilt("No C++ compiler was found: install g++.")
+        raise _NotBuiltError("No C++ compiler was found: install g++.")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        raise _NotBuilt("The headers of Python were not found: install them (Debian: python3-dev).")
+        raise _NotBuiltError("The headers of Python were not found: install them (Debian: python3-dev).")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
         process = subprocess.Popen([compiler, *_options(), str(SOURCE), "-o", str(part), *_libraries()],
@@ -262,7 +262,7 @@ def _compile(path: Path) -> None:
         atexit.unregister(process.kill)
         if process.returncode:
             first = next((line for line in errors.splitlines() if "error" in line), errors[-300:])
-            raise _NotBuilt(f"{compiler} failed: {first}")
+            raise _NotBuiltError(f"{compiler} failed: {first}")
         part.chmod(0o700)
         part.replace(path)
 
@@ -299,13 +299,13 @@ def _path() -> Path:
     folder = Path(knobs.cache.dir) / NAME
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(folder):
-        raise _NotBuilt(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
+        raise _NotBuiltError(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
     return folder / f"{name}.so"
 
 
 def _loaded(path: Path) -> ModuleType:
     if not is_own(path):
-        raise _NotBuilt(f"The file {path} is not only this user's: remove it.")
+        raise _NotBuiltError(f"The file {path} is not only this user's: remove it.")
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None
     assert spec.loader is not None

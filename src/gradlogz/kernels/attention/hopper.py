@@ -57,6 +57,7 @@ from .launching import (
     dense,
     empty_output,
     empty_rows,
+    kept,
     on_its_device,
 )
 from .reference import Statistics, StatisticsAndMean
@@ -621,7 +622,7 @@ def _call(
     table = _plan(m, n, b * h, left, right if packing is None else None, multiprocessors(device))
     spans = SegmentSpans((n - m, m, ROWS.value), (0, n, KEYS.value))
     numbers = table.shape[1], m, n, scoring.scale * LOG2_E, h, b * h, left, right
-    return kernel, table.shape[0], table.to(device), spans, numbers
+    return kernel, table.shape[0], kept(table, device), spans, numbers
 
 
 def _plan(m: int, n: int, heads: int, left: int | None, right: int | None, programs: int) -> Tensor:

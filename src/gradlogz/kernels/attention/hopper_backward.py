@@ -47,7 +47,7 @@ from ..._typing import Float, Tensor
 from . import backward_plan
 from .gpu import COUNTED, coefficients, recorded_coefficients
 from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
-from .launching import Kernel, RecordedLaunch, aligned, current_stream, dense, empty_output, on_its_device
+from .launching import Kernel, RecordedLaunch, aligned, current_stream, dense, empty_output, kept, on_its_device
 from .scoring import Scoring, Sight
 
 __all__ = ["backward", "coefficients", "recorded", "recorded_coefficients", "takes"]
@@ -502,7 +502,7 @@ def _call(
     numbers = (
         table.shape[1], workers, groups, units, n, scoring.scale * LOG2_E, scoring.scale, h, b * h * n, left, right
     )  # fmt: skip
-    return kernel, workers * groups, table.to(device), numbers
+    return kernel, workers * groups, kept(table, device), numbers
 
 
 def _halves(sums: Tensor) -> TensorDescriptor:

@@ -12,7 +12,9 @@ are None, numbers that are 1 or multiples of 16, pointers that are multiples of 
 Triton 3.6; another version launches as Triton does, more slowly.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -155,6 +157,18 @@ def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
 def current_stream(device: torch.device) -> int:
     """Handle of the current stream of a device; 0 in Triton's interpreter."""
     return 0 if device.index is None else torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def kept(plan: Tensor, device: torch.device) -> Tensor:
+    """Copy a plan, which stays for later calls, to a device.
+
+    A pass of torch's compiler may run in the memory of a CUDA graph, in which nothing may stay: that is the memory of
+    its thread, so that the plan is copied by another one.
+    """
+    if "torch._inductor.cudagraph_trees" not in sys.modules:
+        return plan.to(device)
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(plan.to, device).result()
 
 
 def empty_output(like: Tensor, size: int) -> Tensor:
