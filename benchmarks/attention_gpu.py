@@ -403,7 +403,7 @@ def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
     return rows
 
 
-HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan, segment_spans, cpp_calls
+HOPPER = gpu, hopper, hopper_backward, hopper_tiles, backward_plan, segment_spans
 SECTIONS = {
     "rows": (squares, HOPPER),
     "training": (training, HOPPER),

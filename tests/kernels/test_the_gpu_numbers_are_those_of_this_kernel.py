@@ -23,6 +23,7 @@ OLDER = {"masks": "These numbers were measured with an earlier version of the ke
 @pytest.mark.parametrize("section", KERNELS)
 def test_the_hashes_of_the_kernels_are_the_measured_ones(section):
     measured = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["sha256"][section]
+    measured = {name: measured.get(name) for name in KERNELS[section]}
     kernels = ROOT / "src" / "gradlogz" / "kernels" / "attention"
     found = {name: hashlib.sha256((kernels / name).read_bytes()).hexdigest() for name in KERNELS[section]}
     if section in OLDER:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..kernels.attention import cpp_calls
 from .kernel_calls import number_of_calls, served_calls
 from .packages import installed, packages
 from .records import Device, Diagnosis
@@ -19,13 +20,21 @@ def diagnose(progress: Callable[[int, int], None] | None = None) -> Diagnosis:
     there = [torch.device("cpu")]
     if torch.cuda.is_available():
         there.append(torch.device("cuda", torch.cuda.current_device()))
+    from_cpp = _calls_from_cpp()
     total, calls = sum(map(number_of_calls, there)), []
     for device in there:
         for call in served_calls(device):
             calls.append(call)
             if progress is not None:
                 progress(len(calls), total)
-    return Diagnosis(_versions(), packages(), _devices(), calls)
+    return Diagnosis({**_versions(), **from_cpp}, packages(), _devices(), calls)
+
+
+def _calls_from_cpp() -> dict[str, str]:
+    """Return whether calls of attention are made from C++; compile the library where a GPU uses it."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or installed("triton") is None:
+        return {}
+    return {"attention from C++": "yes" if cpp_calls.wait() else f"no: {cpp_calls.problem() or 'still compiling'}"}
 
 
 def _versions() -> dict[str, str]:

@@ -193,7 +193,7 @@ class _Summary(NamedTuple):
 
 def _summaries(parts: list[HeadSums]) -> list[_Summary]:
     """Means, extremes and deviations of all layers, those of equal sizes together; NaN for a head without rows."""
-    found: dict[int, _Summary] = {}
+    by_place: dict[int, _Summary] = {}
     shapes = [part.shape for part in parts]
     for shape in dict.fromkeys(shapes):
         places = [i for i, each in enumerate(shapes) if each == shape]
@@ -206,8 +206,8 @@ def _summaries(parts: list[HeadSums]) -> list[_Summary]:
         rows = count.amax((1, 2)).long().tolist()
         unknown = ((count[:, 0] > 0) & total[:, :4].isnan().any(1)).sum(-1).tolist()
         for i, n, k in zip(places, rows, unknown, strict=True):
-            found[i] = _Summary([Extremes(*islice(each, 4)) for _ in range(shape[0])], n, k)
-    return [found[i] for i in range(len(parts))]
+            by_place[i] = _Summary([Extremes(*islice(each, 4)) for _ in range(shape[0])], n, k)
+    return [by_place[i] for i in range(len(parts))]
 
 
 def _heads(rows: _Summary, keys: _Summary | None, kind: str) -> Heads:

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -236,8 +237,9 @@ def _compiled() -> Path:
         try:
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
-            if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
-                lock.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # the other process has just ended
+                if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
+                    lock.unlink()
             time.sleep(0.2)
             continue
         try:
