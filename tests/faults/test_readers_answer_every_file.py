@@ -49,6 +49,19 @@ def test_a_hundred_thousand_files_are_answered(tmp_path):
     fuzzed(100_000, "long", tmp_path, 7200)
 
 
+@pytest.mark.parametrize("name", [b"llama.block_count", b"general.architecture"])
+def test_a_gguf_file_without_a_number_of_layers_is_refused(tmp_path, name):
+    """Transformers would build the 32 layers of its default model."""
+    gguf_sample(tmp_path / "model")
+    file = tmp_path / "model" / "model.gguf"
+    load(file, device="cpu")
+    data = file.read_bytes()
+    for other in (name[:-1] + b"X", b"Q" + name[1:]):
+        file.write_bytes(data.replace(name, other, 1))
+        with pytest.raises(ValueError, match=r"no field ARCHITECTURE\.block_count"):
+            load(file, device="cpu")
+
+
 # Images -------------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,8 @@
     field     name, type, value; an array has a type, a length and that many values
     tensor    name, number of dimensions, dimensions, type, offset of its data
 
-A reader that believes a length of 2^60 does not end. Here every length is compared with the bytes that are left.
+A reader that believes a length of 2^60 does not end. Here every length is compared with the bytes that are left. Without the field
+ARCHITECTURE.block_count transformers would build as many layers as its default model has.
 
 Read next: checkpoint_files.py (the other files of a model), loading.py.
 """
@@ -17,6 +18,7 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  #
 STRING, ARRAY = 8, 9
 DEPTH = 4  # arrays within arrays
 DIMENSIONS = 8
+LONGEST_NAME = 1024
 
 
 class _DamagedError(Exception):
@@ -49,9 +51,16 @@ class _Walk:
         tensors, fields = self._number("<Q"), self._number("<Q")
         for count, size, kind in ((tensors, 24, "tensors"), (fields, 13, "fields")):
             self._check(count, size, kind)
+        names, architecture = set(), b""
         for _ in range(fields):
-            self._string()
-            self._value(self._number("<I"))
+            names.add(name := self._text())
+            kind = self._number("<I")
+            if name == b"general.architecture" and kind == STRING:
+                architecture = self._text()
+            else:
+                self._value(kind)
+        if architecture + b".block_count" not in names:
+            raise _DamagedError("it has no field ARCHITECTURE.block_count, the number of layers")
         for _ in range(tensors):
             self._tensor()
         return tensors
@@ -82,6 +91,14 @@ class _Walk:
 
     def _string(self) -> None:
         self._take(self._number("<Q"))
+
+    def _text(self) -> bytes:
+        """Return a string, the name of a field or of an architecture."""
+        if (size := self._number("<Q")) > LONGEST_NAME:
+            raise _DamagedError(f"a name has {size} bytes")
+        start = self._at
+        self._take(size)
+        return self._data[start : self._at]
 
     def _number(self, form: str) -> int:
         return int(struct.unpack(form, self._take(struct.calcsize(form)))[0])
