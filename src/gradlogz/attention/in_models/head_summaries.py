@@ -19,13 +19,8 @@ from .hidden_keys import padded
 from .monitor_rows import Extremes, Heads
 
 
-class Tables(Protocol):
-    """Sums of a kernel, in the form of HeadSums."""
-
-    @property
-    def sums(self) -> Tensor: ...
-    @property
-    def ends(self) -> Tensor: ...
+# Sums and ends of the rows, and of the keys, as HeadSums has them.
+Tables = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @runtime_checkable
@@ -37,7 +32,7 @@ class AttentionCall(Protocol):
     def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights: ...
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None: ...
     def every_row_sees_a_key(self) -> bool: ...
-    def tables_by_a_kernel(self, result: Attention) -> tuple[Tables, Tables] | None: ...
+    def tables_by_a_kernel(self, result: Attention) -> Tables | None: ...
 
 
 class HeadSums:
@@ -129,7 +124,7 @@ def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | N
         result = call.statistics()
     tables = call.tables_by_a_kernel(result)
     if tables is not None:
-        return LayerSums(*(HeadSums(t.sums, t.ends) for t in tables))
+        return LayerSums(*(HeadSums(*each) for each in tables))
     G = by_heads(result.log_normalizer)
     statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
     norms = call.norms(G.dtype)

@@ -106,7 +106,7 @@ class Call(NamedTuple):
         first = weight_on_key(q, k, G, position, options)
         return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
 
-    def tables_by_a_kernel(self, result: Attention) -> tuple[Any, Any] | None:
+    def tables_by_a_kernel(self, result: Attention) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         """Sums over rows and keys by the kernel for GPUs; None for calls that it does not take.
 
         It takes bands in which every row sees a key, without masks, segments, sinks or soft cap.
