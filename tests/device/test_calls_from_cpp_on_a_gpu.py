@@ -141,6 +141,36 @@ def test_the_backward_pass_is_made_from_cpp_after_the_first_one(rows, counted, m
     assert len(in_python) == before
 
 
+def test_saved_tensors_that_were_moved_have_the_gradients_of_python(counted, in_python):
+    """save_on_cpu makes them contiguous: the recorded launch has the strides of the operands."""
+    operands = drawn((2, 4, 4, 512, 512, 64), per_token=True)
+
+    def step():
+        return torch.autograd.grad(attend(*operands, is_causal=True).output.float().square().sum(), operands)
+
+    def offloaded():
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            output = attend(*operands, is_causal=True).output
+        return torch.autograd.grad(output.float().square().sum(), operands)
+
+    expected = in_python(step)
+    for call in (offloaded, step, offloaded, step, step):
+        assert all(torch.equal(one, other) for one, other in zip(call(), expected, strict=True))
+
+
+def test_several_cotangents_at_once_may_come_first(counted):
+    operands = drawn((1, 2, 2, 704, 704, 64))
+    attend(*operands)
+    output = attend(*operands).output
+    cotangents = torch.randn(3, *output.shape, device="cuda", dtype=output.dtype)
+    batched = torch.autograd.grad(output, operands, cotangents, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        for one, other in zip(
+            torch.autograd.grad(output, operands, cotangents[i], retain_graph=True), batched, strict=True
+        ):
+            torch.testing.assert_close(one, other[i], rtol=1e-2, atol=1e-2)
+
+
 def test_second_derivatives_are_those_of_python(in_python, counted):
     operands = drawn((1, 2, 2, 256, 256, 64))
 

@@ -4,6 +4,9 @@ The kernels are functions in Python here, which compute by the torch path.
 """
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -36,10 +39,9 @@ def by_the_torch_path(monkeypatch):
 class RecordedCall:
     """A call whose launches are functions in Python; it counts them."""
 
-    def __init__(self, module, *, learns=True):
-        self.module, self.launches, self.in_python = module, [], 0
+    def __init__(self, module):
+        self.module, self.launches, self.usual, self.in_python = module, [], [], 0
         self.call = module.Call(module.Launch(self.forward), torch.zeros(1), self.pull_back)
-        self.learns = learns
 
     def __call__(self, *operands):
         return self.module.attend(self.call, *operands)
@@ -52,13 +54,14 @@ class RecordedCall:
         for to, result in zip(results, (*found, found.log_normalizer - found.entropy), strict=True):
             to.copy_(result)
 
-    def pull_back(self, saved, cotangents):
+    def pull_back(self, call, saved, cotangents, usual):
         self.in_python += 1
+        self.usual.append(usual)
         tensors = *saved[:3], None, None, None, None, *saved[3:]
-        if self.learns and cotangents[0] is not None and cotangents[0].is_contiguous():
+        if usual:
             rows = sum(1 << i for i in (1, 2, 3) if cotangents[i] is not None)
             launches = self.module.Launch(self.coefficients), self.module.Launch(self.gradients)
-            self.call.add_backward(rows, list(cotangents[0].stride()), *launches, torch.zeros(1), 2)
+            call.add_backward(rows, list(cotangents[0].stride()), *launches, torch.zeros(1), 2)
         return operator.pull_back(tensors, cotangents, SCORING, 0.0, needs_bias=False)[:3]
 
     def coefficients(self, output, *rest):
@@ -183,6 +186,78 @@ def test_hooks_of_saved_tensors_and_checkpoints_work(module):
     for grads in (found, torch.autograd.grad(again.sum(), operands)):
         for one, other in zip(grads, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_saved_tensors_of_another_layout_are_left_to_python(module):
+    """As save_on_cpu returns them: the recorded launch would read them by the strides of the operands."""
+    call = RecordedCall(module)
+    operands = [torch.randn(2, 6, 3, 8).transpose(1, 2).requires_grad_() for _ in range(3)]
+    expected = torch.autograd.grad(expected_of(operands).output.sum(), operands)
+
+    def gradients(unpack):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            output = call(*operands)[0]
+        return torch.autograd.grad(output.sum(), operands)
+
+    for unpack in (torch.Tensor.contiguous, torch.Tensor.contiguous, torch.Tensor.clone, torch.Tensor.clone):
+        for one, other in zip(gradients(unpack), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert call.usual == [False, False, True]
+    assert call.launches.count("gradients") == 1
+
+
+def test_a_call_is_freed_with_its_backward_pass(module):
+    class Backward:
+        def __call__(self, *_):
+            raise AssertionError
+
+    backward = Backward()
+    call, alive = module.Call(module.Launch(lambda *_: None), torch.zeros(1), backward), weakref.ref(backward)
+    del backward
+    assert alive() is not None
+    del call
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_library_may_be_switched_off():
+    program = "from gradlogz.kernels.attention import cpp_calls; print(cpp_calls.wait(), cpp_calls.problem())"
+    environment = {**os.environ, "GRADLOGZ_CPP": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False GRADLOGZ_CPP=0 is set."
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "without its hash"])
+def test_a_damaged_library_is_built_again(damage, tmp_path, monkeypatch):
+    path, built = tmp_path / "library.so", []
+
+    def compiled(to):
+        built.append(to)
+        to.write_bytes(b"library")
+        to.with_suffix(".sha256").write_text(cpp_calls._hash(to))
+
+    monkeypatch.setattr(cpp_calls, "_path", lambda: path)
+    monkeypatch.setattr(cpp_calls, "_compile", compiled)
+    assert cpp_calls._compiled() == cpp_calls._compiled() == path
+    assert len(built) == 1
+    if damage is None:
+        path.with_suffix(".sha256").unlink()
+    else:
+        path.write_bytes(damage)
+    cpp_calls._compiled()
+    assert len(built) == 2
+    assert not path.with_suffix(".lock").exists()
+
+
+def test_the_lock_of_a_process_that_is_gone_is_taken_over(tmp_path, monkeypatch):
+    path = tmp_path / "library.so"
+    monkeypatch.setattr(cpp_calls, "_path", lambda: path)
+    monkeypatch.setattr(cpp_calls, "_compile", lambda to: (
+        to.write_bytes(b"x"), to.with_suffix(".sha256").write_text(cpp_calls._hash(to))))  # fmt: skip
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    path.with_suffix(".lock").write_text(str(gone.pid))
+    assert cpp_calls._compiled() == path
 
 
 def test_an_error_in_python_is_raised_by_the_backward_pass(module, monkeypatch):

@@ -18,7 +18,6 @@ from .first_keys import SinkWeights
 from .hidden_keys import padded
 from .monitor_rows import Extremes, Heads
 
-
 # Sums and ends of the rows, and of the keys, as HeadSums has them.
 Tables = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 

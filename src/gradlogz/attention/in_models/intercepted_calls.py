@@ -71,9 +71,13 @@ class Call(NamedTuple):
 
     def every_row_sees_a_key(self) -> bool:
         """Return whether every row certainly sees a key."""
-        if self.options.keys() & {"attn_mask", "bias", "segments", "window"}:
+        if self.options.keys() & {"attn_mask", "bias", "segments"}:
             return False
-        return not self.options.get("is_causal") or self.query.shape[-2] <= self.key.shape[-2]
+        left, right = masks.band(bool(self.options.get("is_causal")), self.options.get("window"))
+        if left is right is None:
+            return True
+        sees_itself = all(reach is None or reach >= 0 for reach in (left, right))
+        return sees_itself and self.query.shape[-2] <= self.key.shape[-2]
 
     def statistics(self) -> Attention:
         """Statistics of every row, computed separately: without a gradient, without dropout, with narrow values."""
@@ -121,9 +125,8 @@ class Call(NamedTuple):
             or not len(q) == len(k) == len(v)
             or k.shape[1] != v.shape[1]
             or q.numel() == 0
-            or q.shape[2] > k.shape[2]
-            or (left is not None and left < 0)
-            or (right is not None and right < 0)
+            or q.dtype is not k.dtype
+            or not self.every_row_sees_a_key()
             or not q.stride(3) == k.stride(3) == v.stride(3) == 1
             or max(q.shape[3], v.shape[3]) > LARGEST_HEAD
             or any(t is None or t.dtype is not torch.float32 or not t.is_contiguous() for t in rows)

@@ -6,7 +6,7 @@
 //
 // A kind of call is computed once by Python (hopper.py, hopper_backward.py), which compiles the kernels; every later
 // call is made here. What is not made here goes back to Python: second derivatives, cotangents of a transform, missing
-// or unusual cotangents. Both ways launch the same kernels with the same arguments: results are equal bit for bit.
+// or unusual cotangents, saved tensors that hooks have laid out anew. Both ways launch the same kernels with the same arguments: results are equal bit for bit.
 //
 // Built on the machine that uses it (cpp_calls.py), against its Python, its torch and the cuda.h that Triton brings.
 
@@ -20,13 +20,18 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <array>
+#include <cstring>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -239,7 +244,7 @@ using CotangentKind = std::pair<int, std::vector<int64_t>>;
 struct Call {
   Launch forward;
   Tensor plan;
-  py::object backward_in_python;  // (saved, cotangents) -> gradients
+  py::object backward_in_python;  // (call, saved, cotangents, whether they are usual) -> gradients
   std::map<CotangentKind, Backward> backward;
   std::mutex mutex;
 
@@ -272,6 +277,21 @@ bool is_plain(const Tensor& t, c10::Device device) {
       c10::DispatchKey::Negative, c10::DispatchKey::Conjugate});
   return t.device() == device && !t.key_set().has_any(others);
 }
+
+// What a recorded launch knows of an operand beside its address.
+struct Form {
+  at::ScalarType dtype;
+  c10::SmallVector<int64_t, 4> sizes, strides;
+  uintptr_t offset;  // from a multiple of 16 bytes
+
+  explicit Form(const Tensor& t)
+      : dtype(t.scalar_type()), sizes(t.sizes().begin(), t.sizes().end()),
+        strides(t.strides().begin(), t.strides().end()), offset(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16) {}
+
+  bool operator==(const Form& other) const {
+    return dtype == other.dtype && sizes == other.sizes && strides == other.strides && offset == other.offset;
+  }
+};
 
 // As descriptors require: rows that start at multiples of 16 bytes.
 bool is_aligned(const Tensor& t) {
@@ -308,6 +328,9 @@ class AttendBackward : public Node {
     saved_.reserve(3 + ROWS);
     for (const Tensor* t : {&query, &key, &value}) saved_.emplace_back(*t, false);
     for (size_t i = OUTPUT; i <= TOP; ++i) saved_.emplace_back(results[i], true);
+    forms_.reserve(3 + ROWS);
+    for (const Tensor* t : {&query, &key, &value}) forms_.emplace_back(*t);
+    for (size_t i = OUTPUT; i <= TOP; ++i) forms_.emplace_back(results[i]);
   }
 
   void release_variables() override {
@@ -322,7 +345,8 @@ class AttendBackward : public Node {
       std::lock_guard<std::mutex> lock(mutex_);
       for (const SavedVariable& s : saved_) saved.push_back(s.unpack(pointer_to<NodePointer>(this)));
     }
-    if (is_usual(saved, cotangents)) {
+    bool usual = is_usual(saved, cotangents);
+    if (usual) {
       // Rows contiguous as the kernel reads them; the output's cotangent as its tiles are read.
       Tensor& grad_output = cotangents[OUTPUT];
       if (!is_aligned(grad_output)) grad_output = grad_output.clone(at::MemoryFormat::Contiguous);
@@ -335,7 +359,7 @@ class AttendBackward : public Node {
       const Backward* known = call_->find({rows, grad_output.strides().vec()});
       if (known) return by_kernels(*known, saved, cotangents);
     }
-    return in_python(saved, cotangents);
+    return in_python(saved, cotangents, usual);
   }
 
  private:
@@ -345,9 +369,9 @@ class AttendBackward : public Node {
     if (!cotangents[OUTPUT].defined() || cotangents[TOP].defined() || cotangents[MEAN].defined()) return false;
     for (const Tensor& t : cotangents)
       if (t.defined() && !is_plain(t, device)) return false;
-    for (const Tensor& t : saved)
-      if (!is_plain(t, device)) return false;
-    return is_aligned(saved[0]) && is_aligned(saved[1]) && is_aligned(saved[2]);
+    for (size_t i = 0; i < saved.size(); ++i)  // hooks of saved tensors may return others
+      if (!is_plain(saved[i], device) || !(Form(saved[i]) == forms_[i])) return false;
+    return true;
   }
 
   static Tensor aligned_row(const Tensor& t) {
@@ -371,11 +395,12 @@ class AttendBackward : public Node {
     return {grad_query, grad_key, grad_value};
   }
 
-  variable_list in_python(const variable_list& saved, const variable_list& cotangents) {
+  variable_list in_python(const variable_list& saved, const variable_list& cotangents, bool usual) {
     py::gil_scoped_acquire gil;
+    py::object call = py::cast(call_), is_usual = py::bool_(usual);
     py::tuple all = wrap_all(saved), given = wrap_all(cotangents);
     PyObject* found = PyObject_CallFunctionObjArgs(
-        call_->backward_in_python.ptr(), all.ptr(), given.ptr(), nullptr);
+        call_->backward_in_python.ptr(), call.ptr(), all.ptr(), given.ptr(), is_usual.ptr(), nullptr);
     if (!found) {
       python_error error;
       error.persist();
@@ -389,16 +414,12 @@ class AttendBackward : public Node {
 
   std::shared_ptr<Call> call_;
   std::vector<SavedVariable> saved_;
+  std::vector<Form> forms_;  // of the saved tensors
 };
 
-// Output, log normaliser, entropy, variance, maximum and mean; None if Python must make this call.
-py::object attend(const std::shared_ptr<Call>& call, py::handle q, py::handle k, py::handle v) {
-  const Tensor &query = THPVariable_Unpack(q.ptr()), &key = THPVariable_Unpack(k.ptr()),
-               &value = THPVariable_Unpack(v.ptr());
-  for (const Tensor* t : {&query, &key, &value})
-    if (!is_plain(*t, call->plan.device()) || reinterpret_cast<uintptr_t>(t->data_ptr()) % 16) return py::none();
+void forward(const std::shared_ptr<Call>& call, const Tensor& query, const Tensor& key, const Tensor& value,
+             std::array<Tensor, 1 + ROWS>& results) {
   RECORD_FUNCTION("gradlogz::attention", std::vector<c10::IValue>());
-  std::array<Tensor, 1 + ROWS> results;
   {
     at::AutoDispatchBelowADInplaceOrView plain;
     results[OUTPUT] = at::empty_like(query);
@@ -412,6 +433,19 @@ py::object attend(const std::shared_ptr<Call>& call, py::handle q, py::handle k,
     NodePointer owner = owner_of<NodePointer>(node);
     for (const Tensor& t : results) torch::autograd::set_history(t, owner);
     node->save(query, key, value, results);
+  }
+}
+
+// Output, log normaliser, entropy, variance, maximum and mean; None if Python must make this call.
+py::object attend(const std::shared_ptr<Call>& call, py::handle q, py::handle k, py::handle v) {
+  const Tensor &query = THPVariable_Unpack(q.ptr()), &key = THPVariable_Unpack(k.ptr()),
+               &value = THPVariable_Unpack(v.ptr());
+  for (const Tensor* t : {&query, &key, &value})
+    if (!is_plain(*t, call->plan.device()) || reinterpret_cast<uintptr_t>(t->data_ptr()) % 16) return py::none();
+  std::array<Tensor, 1 + ROWS> results;
+  {
+    py::gil_scoped_release others;
+    forward(call, query, key, value, results);
   }
   return wrap_all(results);
 }
@@ -436,4 +470,5 @@ PYBIND11_MODULE(MODULE_NAME, m) {
         call.add({rows, strides}, Backward{coefficients, gradients, tensor(plan), per_row});
       });
   m.def("attend", &attend);
+  m.def("find_driver", [] { Driver::get(); });  // raises where a library or a function is missing
 }

@@ -4,9 +4,9 @@
     later calls               by cpp_calls.cpp, from what Python has recorded
 
 cpp_calls.cpp is compiled when a GPU first needs it: by g++, in the background, in about 20 seconds, once for each
-version of torch; until then Python makes every call. Both ways launch the same kernels with the same arguments. The
-library is kept beside Triton's compiled kernels. Without g++ or the headers of Python, calls stay in Python: `problem`
-says why. GRADLOGZ_CPP=0 in the environment keeps all calls in Python.
+version of Python, torch and Triton; until then Python makes every call. Both ways launch the same kernels with the same
+arguments. The library is kept beside Triton's compiled kernels. Without g++ or the headers of Python, calls stay in
+Python: `problem` says why. GRADLOGZ_CPP=0 in the environment keeps all calls in Python.
 
 Taken are calls without masks, whose forward pass hopper.py serves; gradients come from hopper_backward.py where it
 takes them, else from Python.
@@ -18,7 +18,10 @@ import atexit
 import hashlib
 import importlib.util
 import os
+import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -27,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -36,6 +39,7 @@ import torch
 
 from ..._paths import is_own
 from ..._typing import Tensor
+from ..optional import kernel_module
 from .reference import Gradients, Statistics
 from .scoring import Scoring
 
@@ -86,25 +90,41 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statisti
     if _library.module is None:
         return None
     call = _slot(query, key, value, scoring, statistics).call
-    if call is None or query.device.index != torch._C._cuda_getDevice():
+    if call is None or query.device.index != torch._C._cuda_getDevice() or _compiled_autograd():
         return None
     return _library.module.attend(call, query, key, value)
 
 
 def record(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statistics: bool, in_python: InPython) -> None:
     """Record a call that Python has just made, for the next ones of its kind."""
-    if _library.module is None:
-        if (
-            _library.thread is None
-            and _library.problem is None
-            and _kernel(query, key, value, scoring, in_python, False)
-        ):
-            _start_build()
+    if not _has_recorded_kernels(query.device):
         return
     slot = _slot(query, key, value, scoring, statistics)
-    if not slot.closed:
+    if slot.closed:
+        return
+    kernel = _kernel(query, key, value, scoring, in_python, False)
+    if kernel is None:
         slot.closed = True
-        slot.call = _recorded(_library.module, query, key, value, scoring, statistics, in_python)
+    elif _library.module is None:
+        if _library.thread is None and _library.problem is None:
+            _start_build()
+    elif _are_aligned(query, key, value):  # else the next one may be
+        slot.closed = True
+        launch, plan = kernel.recorded(query, key, value, scoring, statistics=statistics)
+        if launch is not None:
+            backward = _Backward(scoring, in_python)
+            slot.call = _library.module.Call(_in_cpp(_library.module, launch), plan, backward)
+
+
+@cache
+def _has_recorded_kernels(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _compiled_autograd() -> bool:
+    """Return whether the backward pass will be traced by torch's compiler, which knows no nodes in C++."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def _slot(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, statistics: bool) -> _Slot:
@@ -120,37 +140,17 @@ def _kind(
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, in_python: InPython, backward: bool) -> Any:
-    """Return the module that serves a call, if it records launches and needs no copies of the operands; else None."""
-    if query.shape[-1] != value.shape[-1] or query.shape[-1] % 8 or not _are_aligned(query, key, value):
+    """Return the module that serves a call, if it records launches of such sizes; else None."""
+    if query.shape[-1] != value.shape[-1] or query.shape[-1] % 8:
         return None
     kernel = in_python.kernel(query, key, value, scoring, backward)
     return kernel if hasattr(kernel, "recorded") else None
 
 
 def _are_aligned(*tensors: Tensor) -> bool:
-    from .launching import aligned
+    from .launching import is_aligned
 
-    return all(aligned(t) is t for t in tensors)
-
-
-def _recorded(
-    module: ModuleType,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scoring: Scoring,
-    statistics: bool,
-    in_python: InPython,
-) -> Any:
-    kernel = _kernel(query, key, value, scoring, in_python, False)
-    if kernel is None:
-        return None
-    launch, plan = kernel.recorded(query, key, value, scoring, statistics=statistics)
-    if launch is None:
-        return None
-    backward = _Backward(scoring, in_python)
-    backward.call = module.Call(_in_cpp(module, launch), plan, backward.__call__)
-    return backward.call
+    return all(map(is_aligned, tensors))
 
 
 class _Backward:
@@ -158,19 +158,22 @@ class _Backward:
 
     def __init__(self, scoring: Scoring, in_python: InPython):
         self.scoring, self.in_python = scoring, in_python
-        self.call: Any = None
         self.closed: set[Any] = set()
 
-    def __call__(self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    def __call__(
+        self, call: Any, saved: tuple[Tensor, ...], cotangents: tuple[Tensor | None, ...], usual: bool
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value; `usual` calls are those that C++ would make if it knew them."""
         query, key, value, *results = saved
         tensors = query, key, value, None, None, None, None, *results
         grads = self.in_python.pull_back(tensors, cotangents, self.scoring, 0.0, needs_bias=False)[:3]
-        usual = cotangents[0] is not None and cotangents[4] is None and cotangents[5] is None
-        if usual and not torch.is_grad_enabled():
-            self.record(query, key, value, Statistics(*results), Gradients(*cotangents[:5]))
+        if usual:
+            self.record(call, query, key, value, Statistics(*results), Gradients(*cotangents[:5]))
         return grads
 
-    def record(self, query: Tensor, key: Tensor, value: Tensor, result: Statistics, gradients: Gradients) -> None:
+    def record(
+        self, call: Any, query: Tensor, key: Tensor, value: Tensor, result: Statistics, gradients: Gradients
+    ) -> None:
         """Record the kernels that have just computed these gradients, if those of hopper_backward.py did."""
         grad_output, module = gradients.output, _library.module
         assert grad_output is not None
@@ -181,14 +184,14 @@ class _Backward:
             return
         self.closed.add(kind)
         kernel = _kernel(query, key, value, self.scoring, self.in_python, True)
-        if kernel is None or not _are_aligned(grad_output):
+        if kernel is None or not _are_aligned(query, key, value, grad_output):
             return
         coefficients = 2 if gradients.entropy is gradients.logit_variance is None else 4
         of_rows = kernel.recorded_coefficients(result, gradients)
         launch, plan = kernel.recorded(query, key, value, grad_output, self.scoring, coefficients)
         if of_rows is not None and launch is not None:
             launches = _in_cpp(module, of_rows), _in_cpp(module, launch)
-            self.call.add_backward(rows, list(grad_output.stride()), *launches, plan, coefficients)
+            call.add_backward(rows, list(grad_output.stride()), *launches, plan, coefficients)
 
 
 def _in_cpp(module: ModuleType, launch: Any) -> Any:
@@ -201,10 +204,9 @@ def _in_cpp(module: ModuleType, launch: Any) -> Any:
 
 def wait(seconds: float = 120.0) -> bool:
     """Compile the library if that was not done yet, and wait for it; return whether it is there."""
-    if _library.module is None and _library.problem is None:
-        if _library.thread is None:
-            _start_build()
-        assert _library.thread is not None
+    if _library.module is None and _library.problem is None and _library.thread is None:
+        _start_build()
+    if _library.thread is not None:
         _library.thread.join(seconds)
     return _library.module is not None
 
@@ -224,49 +226,86 @@ def _start_build() -> None:
 
 def _build() -> None:
     try:
-        _library.module = _loaded(_compiled())
-    except (OSError, ImportError, subprocess.SubprocessError, _NotBuiltError) as error:
-        _library.problem = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        kernel_module("triton", "triton")  # whose cache is then this user's
+        module = _loaded(_compiled())
+        if torch.cuda.is_available():
+            module.find_driver()
+        _library.module = module
+    except (OSError, ImportError, ValueError, RuntimeError, subprocess.SubprocessError, _NotBuiltError) as error:
+        _library.problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _compiled() -> Path:
     """Return the path of the library; compile it unless it is there, by this process or another one."""
     path = _path()
     lock = path.with_suffix(".lock")
-    while not path.exists():
+    while not _is_sound(path):
         try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o600))
+            with open(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(str(os.getpid()))
         except FileExistsError:
             with suppress(FileNotFoundError):  # the other process has just ended
-                if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
+                if _is_left_behind(lock):
                     lock.unlink()
             time.sleep(0.2)
             continue
+        remove = partial(lock.unlink, missing_ok=True)
+        atexit.register(remove)
         try:
             _compile(path)
         finally:
-            lock.unlink(missing_ok=True)
+            remove()
+            atexit.unregister(remove)
     return path
 
 
+def _is_left_behind(lock: Path) -> bool:
+    """Return whether the process that compiles is gone, or takes too long."""
+    if time.time() - lock.stat().st_mtime > LONGEST_BUILD:
+        return True
+    number = lock.read_text()
+    if not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
 def _compile(path: Path) -> None:
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if not command or shutil.which(command[0]) is None:
         raise _NotBuiltError("No C++ compiler was found: install g++.")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         raise _NotBuiltError("The headers of Python were not found: install them (Debian: python3-dev).")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
-        process = subprocess.Popen([compiler, *_options(), str(SOURCE), "-o", str(part), *_libraries()],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
-        atexit.register(process.kill)
+        process = subprocess.Popen([*command, *_options(), str(SOURCE), "-o", str(part), *_libraries()],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True)  # fmt: skip
+        stop = partial(_stop, process)
+        atexit.register(stop)
         errors = process.communicate()[1]
-        atexit.unregister(process.kill)
+        atexit.unregister(stop)
         if process.returncode:
             first = next((line for line in errors.splitlines() if "error" in line), errors[-300:])
-            raise _NotBuiltError(f"{compiler} failed: {first}")
+            raise _NotBuiltError(f"{command[0]} failed: {first}")
         part.chmod(0o700)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        seal = part.with_suffix(".sha256")
+        seal.write_text(_hash(part))
         part.replace(path)
+        seal.replace(path.with_suffix(".sha256"))
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End the compiler and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _options() -> list[str]:
@@ -293,21 +332,31 @@ def _torch_version() -> tuple[int, int]:
 
 @cache
 def _path() -> Path:
-    """Path of the library in Triton's cache: one for every source, Python and torch."""
-    from triton import knobs
+    """Path of the library in Triton's cache: one for every source, machine, Python, torch and Triton."""
+    import triton
 
-    parts = SOURCE.read_bytes(), sys.version, torch.__version__, torch.__file__
-    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-    folder = Path(knobs.cache.dir) / NAME
+    versions = sys.version, torch.__version__, torch.version.git_version, torch.__file__, triton.__version__
+    name = hashlib.sha256(repr((SOURCE.read_bytes(), platform.machine(), *versions)).encode()).hexdigest()[:24]
+    folder = Path(triton.knobs.cache.dir) / NAME
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(folder):
         raise _NotBuiltError(f"The folder {folder} is not only this user's: set TRITON_CACHE_DIR to one that is.")
     return folder / f"{name}.so"
 
 
+def _is_sound(path: Path) -> bool:
+    """Return whether the library is there as it was written, and only this user's."""
+    try:
+        return is_own(path) and path.with_suffix(".sha256").read_text() == _hash(path)
+    except OSError:
+        return False
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _loaded(path: Path) -> ModuleType:
-    if not is_own(path):
-        raise _NotBuiltError(f"The file {path} is not only this user's: remove it.")
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None
     assert spec.loader is not None

@@ -149,7 +149,7 @@ def _joined(parts, head, batches, heads, FIELDS: tl.constexpr):
 def _join_part(parts, sums, ends, head, batches, heads, rows, FIELDS: tl.constexpr):
     field = tl.arange(0, FIELDS)
     total, square, least, greatest = _joined(parts, head, batches, heads, FIELDS)
-    tl.store(sums + head, rows.to(tl.float64))
+    tl.store(sums + head, tl.full((), rows, tl.float64))
     tl.store(sums + (1 + field) * heads + head, total)
     tl.store(sums + (1 + FIELDS + field) * heads + head, square)
     tl.store(ends + field * heads + head, least)

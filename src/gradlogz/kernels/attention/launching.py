@@ -191,12 +191,14 @@ def dense(tensor: Tensor) -> Tensor:
 
 def aligned(tensor: Tensor) -> Tensor:
     """Make rows start at multiples of 16 bytes, as descriptors require; copies only if they do not."""
+    return tensor if is_aligned(tensor) else _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Return whether rows start at multiples of 16 bytes, as descriptors require."""
     batch, head, row, last = tensor.stride()
-    size = tensor.element_size()
-    unsupported = last != 1 or not (batch and head and row) or (batch | head | row) * size % 16
-    if unsupported or tensor.data_ptr() % 16:
-        return _empty_aligned(tensor, tensor.shape[-1]).copy_(tensor)
-    return tensor
+    unsupported = last != 1 or not (batch and head and row) or (batch | head | row) * tensor.element_size() % 16
+    return not unsupported and tensor.data_ptr() % 16 == 0
 
 
 def empty_rows(query: Tensor, *, separate: bool) -> tuple[Tensor, ...]:

@@ -100,7 +100,7 @@ def eager(
     differentiable: bool,
 ) -> Statistics:
     """Statistics of every row, by the kernel alone or differentiable in reverse mode."""
-    in_cpp = query.is_cuda and dropout is None and sight == _EVERYTHING
+    in_cpp = query.is_cuda and dropout is None and sight.bias is sight.mask is sight.segments is None
     rows: tuple[Tensor | None, ...] | None = None
     if in_cpp:
         rows = cpp_calls.attend(query, key, value, scoring, statistics)

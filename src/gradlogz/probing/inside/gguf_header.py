@@ -4,8 +4,8 @@
     field     name, type, value; an array has a type, a length and that many values
     tensor    name, number of dimensions, dimensions, type, offset of its data
 
-A reader that believes a length of 2^60 does not end. Here every length is compared with the bytes that are left. Without the field
-ARCHITECTURE.block_count transformers would build as many layers as its default model has.
+A reader that believes a length of 2^60 does not end. Here every length is compared with the bytes that are left.
+Without the field ARCHITECTURE.block_count transformers would build as many layers as its default model has.
 
 Read next: checkpoint_files.py (the other files of a model), loading.py.
 """
@@ -54,11 +54,11 @@ class _Walk:
         names, architecture = set(), b""
         for _ in range(fields):
             names.add(name := self._text())
-            kind = self._number("<I")
-            if name == b"general.architecture" and kind == STRING:
+            type_of_value = self._number("<I")
+            if name == b"general.architecture" and type_of_value == STRING:
                 architecture = self._text()
             else:
-                self._value(kind)
+                self._value(type_of_value)
         if architecture + b".block_count" not in names:
             raise _DamagedError("it has no field ARCHITECTURE.block_count, the number of layers")
         for _ in range(tensors):
