@@ -35,21 +35,27 @@ from gradlogz.filters import (
     NonlinearModel,
     Reset,
     Slots,
+    association_probability,
     constant_acceleration,
     constant_velocity,
     coordinated_turn,
     discretize,
     discretize_chain,
     enumerate_modes,
+    filter_in_blocks,
     gpb,
     in_gate,
+    innovation_scores,
     is_closed_under,
     linear_link,
     nees,
     normalized_innovation,
+    prior_with_clutter,
     rao_blackwell_filter,
     singer,
     unknown_turn,
+    with_clutter,
+    without_clutter,
 )
 from support.smoother_oracles import drawn
 from support.switching_oracles import F64, beginning, chain, observed, positive, system
@@ -297,6 +303,73 @@ def _():
 
     def run(at):
         return rao_blackwell_filter(*at(data), particles=7)
+
+    return run
+
+
+@call("with_clutter")
+def _():
+    model, y, prior = series(targets=4)
+    data = model, y, prior, 100 * torch.eye(2, dtype=F64)
+
+    def run(at):
+        model, y, prior, covariance = at(data)
+        return imm(with_clutter(model, 0.05, covariance), y, prior_with_clutter(prior))
+
+    return run
+
+
+@call("prior_with_clutter")
+def _():
+    prior = beginning(3, 4)
+
+    def run(at):
+        return prior_with_clutter(at(prior))
+
+    return run
+
+
+@call("without_clutter")
+def _():
+    log_p = torch.randn(5, 7, 6, dtype=F64).log_softmax(-1)
+
+    def run(at):
+        return without_clutter(at(log_p))
+
+    return run
+
+
+@call("innovation_scores")
+def _():
+    data = series()
+
+    def run(at):
+        filtered = imm(*at(data))
+        return innovation_scores(filtered), innovation_scores(filtered, joint=False)
+
+    return run
+
+
+@call("association_probability")
+def _():
+    log_density = torch.randn(5, 3, dtype=F64)
+    log_density[1, 2], log_density[2] = torch.nan, -torch.inf
+
+    def run(at):
+        return association_probability(
+            at(log_density), detection_probability=0.8, log_clutter_density=-1.0, gate_probability=0.95
+        )
+
+    return run
+
+
+@call("filter_in_blocks")
+def _():
+    model, prior = system(2, 3, 2), beginning(2, 3)
+    data = model, observed(model, 60, 1)[0], prior
+
+    def run(at):
+        return filter_in_blocks(*at(data), block=16, overlap=4, tolerance=0.0).filtered
 
     return run
 
