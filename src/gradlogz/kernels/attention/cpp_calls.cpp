@@ -254,9 +254,9 @@ struct Call {
     return known == backward.end() ? nullptr : &known->second;
   }
 
-  void add(const CotangentKind& kind, Backward&& found) {
+  void add(const CotangentKind& kind, Backward&& recorded) {
     std::lock_guard<std::mutex> lock(mutex);
-    backward.emplace(kind, std::move(found));
+    backward.emplace(kind, std::move(recorded));
   }
 
   // Destroyed with the last node, maybe in a thread of the engine, maybe after Python.
@@ -399,15 +399,15 @@ class AttendBackward : public Node {
     py::gil_scoped_acquire gil;
     py::object call = py::cast(call_), is_usual = py::bool_(usual);
     py::tuple all = wrap_all(saved), given = wrap_all(cotangents);
-    PyObject* found = PyObject_CallFunctionObjArgs(
+    PyObject* returned = PyObject_CallFunctionObjArgs(
         call_->backward_in_python.ptr(), call.ptr(), all.ptr(), given.ptr(), is_usual.ptr(), nullptr);
-    if (!found) {
+    if (!returned) {
       python_error error;
       error.persist();
       throw std::move(error);
     }
     variable_list gradients;
-    for (const py::handle& each : py::reinterpret_steal<py::tuple>(found))
+    for (const py::handle& each : py::reinterpret_steal<py::tuple>(returned))
       gradients.push_back(each.is_none() ? Tensor() : THPVariable_Unpack(each.ptr()));
     return gradients;
   }

@@ -268,10 +268,8 @@ def _is_left_behind(lock: Path) -> bool:
         return False
     try:
         os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+    except OSError as error:  # or it is another user's
+        return isinstance(error, ProcessLookupError)
     return False
 
 
