@@ -1,4 +1,8 @@
-"""A compiled model that runs on attend is monitored while its graph runs: no pass, no graph and no bit is added."""
+"""A compiled model is monitored while its graph runs: no pass, no graph and no bit is added.
+
+A model that runs on attend computes the statistics in its graph; that of one that runs on fused operators of torch shows
+its queries and keys.
+"""
 
 import contextlib
 import copy
@@ -9,6 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import gradlogz
+from gradlogz.attention.in_models.compiled_passes import CompiledPasses
 from gradlogz.kernels.attention import operator
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, AttendAttention, batches, train
@@ -17,10 +22,10 @@ QUIET = gradlogz.attention.Thresholds(None, None, None)
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler
 
 
-def made(dropout=0.0, checkpointed=None, layers=2):
+def made(dropout=0.0, checkpointed=None, layers=2, on_attend=True):
     torch.manual_seed(0)
     model = GPT(dropout=dropout, checkpointed=checkpointed, layers=layers)
-    for block in model.blocks:
+    for block in model.blocks if on_attend else ():
         block.attention = AttendAttention(block.attention, "scalar")
     return model.train()
 
@@ -43,10 +48,18 @@ def passes(monkeypatch):
     return calls
 
 
-def run(how, monitored, every=1, steps=4, dropout=0.0, checkpointed=None):
+@pytest.fixture
+def eager_passes(monkeypatch):
+    """Eager passes of compiled models."""
+    passes, run_eager = [], CompiledPasses._run_eager
+    monkeypatch.setattr(CompiledPasses, "_run_eager", lambda *a: passes.append(None) or run_eager(*a))
+    return passes
+
+
+def run(how, monitored, every=1, steps=4, dropout=0.0, checkpointed=None, on_attend=True, backend="aot_eager"):
     """Train; return losses, weights, random state, number of graphs, and the rows of the monitor."""
-    model, rows = made(dropout, checkpointed), []
-    call = compiled(model, how)
+    model, rows = made(dropout, checkpointed, on_attend=on_attend), []
+    call = compiled(model, how, backend=backend)
     counters.clear()
     torch.manual_seed(1)
     context = gradlogz.monitor(call, every=every, thresholds=QUIET, writer=rows.append)
@@ -68,12 +81,23 @@ def test_no_pass_no_graph_and_no_bit_is_added(how, checkpointed, passes):
     assert all([heads.rows for heads in row.layers.values()] == [3 * TOKENS] * 2 for row in rows)
 
 
+@pytest.mark.parametrize(("how", "backend"), [("wrapped", "inductor"), ("in place", "eager"), ("blocks", "aot_eager")])
+def test_fused_operators_are_read_in_the_graph(how, backend, eager_passes):
+    expected, _ = run(how, monitored=False, on_attend=False, backend=backend)
+    found, rows = run(how, monitored=True, on_attend=False, backend=backend)
+    assert found == expected
+    assert len(eager_passes) == 1, "for the names, in the first step"
+    assert [row.step for row in rows] == [0, 1, 2, 3]
+    assert all([heads.rows for heads in row.layers.values()] == [3 * TOKENS] * 2 for row in rows)
+
+
+@pytest.mark.parametrize("on_attend", [True, False])
 @pytest.mark.parametrize(
     "how", ["wrapped", *(pytest.param(how, marks=pytest.mark.long) for how in ("in place", "blocks"))]
 )
-def test_the_rows_are_those_of_the_eager_model(how):
-    _, rows = run(how, monitored=True)
-    model, expected = made(), []
+def test_the_rows_are_those_of_the_eager_model(how, on_attend):
+    _, rows = run(how, monitored=True, on_attend=on_attend)
+    model, expected = made(on_attend=on_attend), []
     torch.manual_seed(1)
     with gradlogz.monitor(model, every=1, thresholds=QUIET, writer=expected.append):
         train(model, batches(4))
@@ -106,6 +130,28 @@ def test_registered_models_are_read_with_masks_and_sinks(name, passes, monkeypat
     _, found, _, expected = rows
     assert list(found.layers) == list(expected.layers)
     assert found.scalars() == pytest.approx(expected.scalars(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["left", None])
+def test_fused_operators_are_read_with_masks_and_groups_of_heads(padding, eager_passes):
+    torch._dynamo.reset()
+    architecture = next(a for a in ARCHITECTURES if a.name == "llama")
+    model, inputs, rows = architecture.build("sdpa").train(), architecture.inputs(padding), []
+    twin = copy.deepcopy(model)
+    for each in (torch.compile(model, backend="aot_eager"), twin):
+        with gradlogz.monitor(each, every=1, thresholds=QUIET, writer=rows.append) as m:
+            for _ in range(2):
+                each(**inputs).logits.square().mean().backward()
+                m.step()
+    assert len(eager_passes) == 1
+    _, found, _, expected = rows
+    assert list(found.layers) == list(expected.layers)
+    assert found.scalars() == pytest.approx(expected.scalars(), rel=1e-4, abs=1e-5)
+
+
+def test_a_layer_that_is_not_fused_needs_eager_passes(eager_passes):
+    run("wrapped", monitored=True, on_attend=False, dropout=0.1)  # dropout on a CPU is not fused
+    assert len(eager_passes) == 4
 
 
 class SinkAttention(AttendAttention):

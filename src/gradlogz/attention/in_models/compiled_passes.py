@@ -1,20 +1,22 @@
 """Passes of a compiled model, inside which calls cannot be intercepted.
 
     eager pass    before the compiled one, on the same inputs, without gradients, up to the last attention layer
-    operator      a model that runs on `attend` calls the operator gradlogz::attention: its results are read when the
-                  graph runs, and the eager pass, made once, supplies the names of the layers in the order of the calls
+    operators     calls that stay in the graph: gradlogz::attention of a model that runs on `attend`, whose results are
+                  read; the fused operators of torch, with whose queries and keys the statistics are computed
 
-An operator call is that of the next layer with its numbers of heads and head sizes. The first compiled pass must
-agree with the eager one in sizes and statistics; otherwise (an order that differs, layers that do not run on `attend`,
-CUDA graphs) eager passes are made before every recorded pass.
+Operators are read while the graph runs; the eager pass, then made once, supplies the names of the layers in the order
+of the calls. An operator call is that of the next layer with its numbers of heads and head sizes. The first compiled
+pass must agree with the eager one in sizes and statistics; otherwise (an order that differs, layers that compute
+attention by other operations, CUDA graphs) eager passes are made before every recorded pass.
 
-Read next: monitoring.py, which records both kinds of passes; ../../kernels/attention/operator.py (the operator).
+Read next: monitoring.py, which records both kinds of passes; fused_operators.py and
+../../kernels/attention/operator.py (the operators).
 """
 
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from ...kernels.attention.scoring import Scoring, Sight
 from ..functional import with_sinks
 from ..result import Attention
 from .collections_of_results import not_collected
+from .fused_operators import FusedOperators
 from .head_summaries import AttentionCall, LayerSums, sums_of
 from .hooks import Hook, in_backward
 from .intercepted_calls import Call, call_from_operator
@@ -47,7 +50,8 @@ class EagerCall(NamedTuple):
 
     name: str
     crosses: bool
-    sizes: Sizes | None  # None if the call cannot be read from the operator
+    by_attend: bool
+    sizes: Sizes | None  # None if the call cannot be read from an operator
     sinks: Tensor | None
     sums: LayerSums
     device: torch.device
@@ -101,11 +105,11 @@ class CompiledPasses:
     def add_call(self, name: str, call: AttentionCall, *, crosses: bool, by_attend: bool, sums: LayerSums) -> None:
         """Add a call of the eager pass, and end the pass if it is the last one."""
         sizes, sinks = None, None
-        if by_attend and isinstance(call, Call) and call.requested == "scalar" and call.query.ndim == 4:
+        if isinstance(call, Call) and call.query.ndim == 4 and call.requested == ("scalar" if by_attend else "none"):
             sinks = call.options.get("sinks")
-            if sinks is None or isinstance(sinks, nn.Parameter):  # the operator does not get them
+            if sinks is None or (by_attend and isinstance(sinks, nn.Parameter)):  # the operator does not get them
                 sizes = call.query.shape, call.key.shape, call.value.shape
-        self._calls.append(EagerCall(name, crosses, sizes, sinks, sums, sums.rows.sums.device))
+        self._calls.append(EagerCall(name, crosses, by_attend, sizes, sinks, sums, sums.rows.sums.device))
         if (name, len(self._calls)) == self._last:
             raise _LastLayerReached
 
@@ -160,7 +164,7 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class _Reading:
-    """Calls of the operator in one pass, each assigned to the next layer with its numbers of heads and head sizes."""
+    """Calls of operators in one pass, each assigned to the next layer with its numbers of heads and head sizes."""
 
     def __init__(self, calls: list[EagerCall]) -> None:
         self.sums: dict[str, LayerSums] = {}
@@ -168,32 +172,54 @@ class _Reading:
         self._calls, self._failed = calls, False
         self._waiting: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
         for call in calls:
-            self._waiting[_kind(call.sizes)].append(call)
+            self._waiting[_kind(call.by_attend, call.sizes)].append(call)
         self._kept = {call.name: call.sums.empty(call.device) for call in calls} if CUDA_GRAPHS in sys.modules else {}
-        self._context = operator_read_by(self._read)
-        self._context.__enter__()
+        self._context = ExitStack()
+        self._context.enter_context(operator_read_by(self._read_attend))
+        if not all(call.by_attend for call in calls):
+            self._context.enter_context(FusedOperators(self._read_fused))
 
     def close(self) -> None:
-        self._context.__exit__(None, None, None)
+        self._context.close()
 
-    def _read(
+    def _read_attend(
         self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, scoring: Scoring, rows: Statistics | None
     ) -> None:
-        if in_backward():  # a checkpoint is recomputed
-            return
-        sizes = query.shape, key.shape, value.shape
-        waiting = self._waiting[_kind(sizes)]
-        captured = query.is_cuda and torch.cuda.is_current_stream_capturing()  # a CUDA graph would contain the sums
-        in_graphs = CUDA_GRAPHS in sys.modules
-        if rows is None or not waiting or captured or (in_graphs and not self._kept):
+        if rows is None:
             self._failed = True
-            return
-        eager = waiting.pop(0)
-        with torch.no_grad():
+        elif (eager := self._next(True, (query, key, value))) is not None:
             call = call_from_operator(query, key, value, sight, scoring, eager.sinks)
-            sums = sums_of(call, crosses=eager.crosses, result=_result(rows, eager.sinks))
-            self.sums[eager.name] = self._kept[eager.name].filled(sums) if in_graphs else sums
-        self._sizes[eager.name] = sizes
+            self._add(eager, call, _result(rows, eager.sinks))
+
+    def _read_fused(self, call: Call) -> None:
+        eager = self._next(False, call[:3])
+        if eager is None:
+            return
+        assert eager.sizes is not None
+        repeated = call.key.shape[1] // eager.sizes[1][1]  # heads of keys, for operators that do not group heads
+        if repeated > 1:
+            key, value = call.key[:, ::repeated], call.value[:, ::repeated]
+            call = call._replace(key=key, value=value, options={**call.options, "enable_gqa": True})
+        with torch.autocast(call.query.device.type, enabled=False):  # the operands have been converted
+            self._add(eager, call, None)
+
+    def _next(self, by_attend: bool, operands: tuple[Tensor, ...]) -> EagerCall | None:
+        """Return the layer of an operator call; None for one that is not recorded."""
+        if in_backward():  # a checkpoint is recomputed
+            return None
+        query, key, value = operands
+        waiting = self._waiting[_kind(by_attend, (query.shape, key.shape, value.shape))]
+        captured = query.is_cuda and torch.cuda.is_current_stream_capturing()  # a CUDA graph would contain the sums
+        if not waiting or captured or (CUDA_GRAPHS in sys.modules and not self._kept):
+            self._failed = True
+            return None
+        return waiting.pop(0)
+
+    def _add(self, eager: EagerCall, call: Call, result: Attention | None) -> None:
+        with torch.no_grad():
+            sums = sums_of(call, crosses=eager.crosses, result=result)
+            self.sums[eager.name] = self._kept[eager.name].filled(sums) if self._kept else sums
+        self._sizes[eager.name] = call.query.shape, call.key.shape, call.value.shape
 
     def is_complete(self) -> bool:
         """Return whether every layer has been read."""
@@ -206,7 +232,7 @@ class _Reading:
         """
         kinds: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
         for call in self._calls:
-            kinds[_kind(call.sizes)].append(call)
+            kinds[_kind(call.by_attend, call.sizes)].append(call)
         if any(self._sizes[call.name] != call.sizes for call in self._calls):
             return False
         for calls in kinds.values():
@@ -217,10 +243,10 @@ class _Reading:
         return True
 
 
-def _kind(sizes: Sizes | None) -> tuple[int, ...]:
-    """Numbers of query and key heads, and sizes of a head of queries and of values."""
+def _kind(by_attend: bool, sizes: Sizes | None) -> tuple[int, ...]:
+    """Numbers of heads and sizes of a head, of queries and of values; fused operators may repeat heads of keys."""
     query, key, value = sizes  # type: ignore[misc]
-    return query[1], key[1], query[3], value[3]
+    return by_attend, query[1], key[1] if by_attend else 0, query[3], value[3]
 
 
 def _means(sums: LayerSums) -> Tensor:
