@@ -48,7 +48,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..._typing import Float, Tensor
-from .hopper_tiles import LOG2_E, by_rows, exp2, hide_columns, multiprocessors
+from .hopper_tiles import LOG2_E, by_rows, exp2, exp2_in_part, hide_columns, multiprocessors
 from .launching import (
     Kernel,
     RecordedLaunch,
@@ -80,6 +80,8 @@ KEYS = gl.constexpr(128)  # keys of a tile
 SLOTS = gl.constexpr(2)  # tiles of keys in shared memory
 Q_SLOTS = gl.constexpr(2)  # tiles of queries in shared memory
 PIECE = gl.constexpr(32)  # columns whose exponentials are taken together
+import os
+SPLIT = gl.constexpr(int(os.environ.get("GRADLOGZ_SPLIT", "0")))
 LAZY = gl.constexpr(8.0)
 # Registers of a thread of a consumer and of the producer: together the 65536 of a multiprocessor.
 CONSUMER_REGISTERS = gl.constexpr(240)
@@ -222,7 +224,10 @@ def _largest(pieces, like):
 def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
     """e = exp x of a piece, and the sums z, a and b of each thread."""
     x = s * unit - gl.convert_layout(ref, gl.SliceLayout(1, s.type.layout), assert_trivial=True)[:, None]
-    e = exp2(x)
+    if SPLIT > 0:
+        e, x = exp2_in_part(x, SPLIT)
+    else:
+        e = exp2(x)
     z = _sum_of_thread(e)
     a, b = z, z
     if STATISTICS:

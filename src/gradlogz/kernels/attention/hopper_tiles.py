@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..._typing import Tensor
 
+COEFS = ['0f3D635B73', '0f3E75FC8C', '0f3F317214', '0f3F800001']
 LOG2_E = 1.4426950408889634
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
@@ -23,6 +24,37 @@ ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float3
 def exp2(x):
     """2^x in one instruction; Gluon's own exp2 scales small results."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _exponentials_of(count):
+    lines = ["{ .reg .f32 t, f, p; .reg .b32 i, j;"]
+    for k in range(count - 1):
+        lines += [f"ex2.approx.ftz.f32 ${k}, ${2 * count + k};", f"mov.f32 ${count + k}, ${2 * count + k};"]
+    last, x = f"${count - 1}", f"${2 * count - 1}"
+    lines += [
+        f"max.NaN.f32 {x}, ${3 * count - 1}, 0fC2FC0000;",
+        f"add.rn.f32 t, {x}, 0f4B400000;",
+        "sub.rn.f32 f, t, 0f4B400000;",
+        f"sub.rn.f32 f, {x}, f;",
+        "fma.rn.f32 p, f, 0f3AAE0472, 0f3C1E862A;",
+    ]
+    for c in COEFS:
+        lines.append(f"fma.rn.f32 p, p, f, {c};")
+    lines += ["mov.b32 i, t; mov.b32 j, p; shl.b32 i, i, 23; add.s32 j, j, i;", f"mov.b32 {last}, j; }}"]
+    return " ".join(lines)
+
+
+@gluon.constexpr_function
+def _operands_of(count):
+    return ",".join(["=f"] * (2 * count) + ["f"] * count)
+
+
+@gluon.jit
+def exp2_in_part(x, COUNT: gl.constexpr):
+    CODE: gl.constexpr = _exponentials_of(COUNT)
+    OPERANDS: gl.constexpr = _operands_of(COUNT)
+    return gl.inline_asm_elementwise(CODE, OPERANDS, [x], dtype=(gl.float32, gl.float32), is_pure=True, pack=COUNT)
 
 
 @gluon.jit
