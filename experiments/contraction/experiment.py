@@ -35,6 +35,7 @@ class Settings:
     batch_size: int
     megabytes: float
     seeds: int
+    first_seed: int = 0
     kinds: tuple[ContractionKind, ...] = KINDS
 
 
@@ -44,6 +45,13 @@ REDUCED = Settings(
     batch_size=16,
     megabytes=2,
     seeds=2,
+)
+EXTENDED = replace(
+    REDUCED,
+    training=replace(REDUCED.training, steps=3000, warm_up=100, record_every=250, save_every=1000),
+    megabytes=8,
+    seeds=5,
+    first_seed=2,
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -61,7 +69,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = [
         trained(kind, size, seed, settings, text, folder / f"{kind}-{size}-{seed}".replace(" ", "_"))
-        for seed in range(settings.seeds)
+        for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
         for kind in settings.kinds
         for size in SIZES
     ]
@@ -72,7 +80,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 def trained(
     kind: ContractionKind, size: str, seed: int, settings: Settings, text: TokenisedText, folder: Path
 ) -> dict[str, Any]:
-    """Held-out loss of a model, and its budget."""
+    """Held-out loss of a model, and its budget, also before training."""
     model = replace(settings.model, contraction=kind)
     part = text.train[: round(SIZES[size] * len(text.train))]
     task = TextTask(part, text.held_out, model.context, settings.batch_size)
@@ -85,6 +93,7 @@ def trained(
         "seed": seed,
         "held-out loss": run_folder.curves[-1]["held_out_loss"],
         "budget": budget(load_checkpoint(checkpoints[max(checkpoints)], model), windows),
+        "untrained budget": budget(load_checkpoint(checkpoints[0], model), windows),
     }
 
 
