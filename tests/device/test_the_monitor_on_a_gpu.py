@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gradlogz
+from gradlogz.attention.in_models.compiled_passes import CompiledPasses
 from gradlogz.kernels.attention import operator
 
 pytestmark = [
@@ -102,6 +103,15 @@ def test_no_kernel_runs_more_often_on_attend(how, monkeypatch):
     names = LAYERS if how == "compiled" else 0  # one eager pass, for the names of the layers
     assert plain == [True] * len(plain)
     assert len(calls) == len(plain) + names
+
+
+@pytest.mark.parametrize("on_attend", [False, True], ids=["sdpa", "attend"])
+def test_a_compiled_model_is_read_in_its_graph(on_attend, monkeypatch):
+    passes, run_eager = [], CompiledPasses._run_eager
+    monkeypatch.setattr(CompiledPasses, "_run_eager", lambda *a: passes.append(None) or run_eager(*a))
+    _, rows = trained(on_attend, "compiled", monitored=True, every=1)
+    assert len(rows) == 6
+    assert len(passes) == 1, "for the names of the layers"
 
 
 @pytest.mark.parametrize("on_attend", [False, True], ids=["sdpa", "attend"])

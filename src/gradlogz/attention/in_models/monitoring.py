@@ -258,11 +258,11 @@ def monitor(
     On a GPU the training does not wait for the statistics: the row of a step is written, and its alerts are reported,
     at the end of the next step, or earlier by `m.row()`.
 
-    Calls inside a compiled model cannot be intercepted. If it runs on `attend`, its graph computes the statistics, and
-    they are read when it runs; one eager pass, at the first recorded step, gives the names of the layers. Before each
-    recorded pass of another compiled model, an eager pass without gradients is made on the same inputs, up to the last
-    attention layer; random state and buffers are restored. CUDA graphs of torch.compile run no reader either, and get
-    such eager passes; a step that is captured by hand is refused.
+    Calls inside a compiled model cannot be intercepted. Its attention operators are read when its graph runs: those of
+    `attend` with their statistics, the fused ones of torch with their queries and keys. One eager pass without
+    gradients, at the first recorded step, up to the last attention layer, gives the names of the layers; random state
+    and buffers are restored. A graph without such operators, and CUDA graphs of torch.compile, which run no reader, get
+    an eager pass before each recorded pass; a step that is captured by hand is refused.
 
     Args:
         every: record the steps 0, every, 2 every, ...
