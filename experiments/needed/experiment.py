@@ -40,6 +40,7 @@ class Settings:
     batch_size: int
     megabytes: float
     seeds: int
+    first_seed: int = 0
     arms: tuple[str, ...] = tuple(ARMS)
 
 
@@ -51,6 +52,13 @@ REDUCED = Settings(
     batch_size=16,
     megabytes=2,
     seeds=3,
+)
+EXTENDED = replace(
+    REDUCED,
+    training=replace(REDUCED.training, steps=2000, warm_up=100, record_every=250, save_every=1000),
+    megabytes=8,
+    seeds=5,
+    first_seed=3,
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -74,7 +82,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train all arms; return their losses and the decisions. Finished runs are read."""
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = []
-    for seed in range(settings.seeds):
+    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
         for arm in settings.arms:
             rows.append(trained(arm, seed, settings, text, folder / f"{arm}-{seed}".replace(" ", "_")))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
