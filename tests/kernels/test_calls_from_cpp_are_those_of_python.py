@@ -292,3 +292,12 @@ def test_the_node_has_a_name_and_the_graph_frees_its_tensors(module):
     del results
     gc.collect()
     assert saved() is None
+
+
+def test_calls_whose_backward_pass_is_compiled_are_left_to_python():
+    from torch._dynamo import compiled_autograd
+
+    assert not cpp_calls._compiled_autograd()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        assert cpp_calls._compiled_autograd()
+    assert not cpp_calls._compiled_autograd()

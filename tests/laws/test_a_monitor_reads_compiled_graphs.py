@@ -1,7 +1,7 @@
 """A compiled model is monitored while its graph runs: no pass, no graph and no bit is added.
 
-A model that runs on attend computes the statistics in its graph; that of one that runs on fused operators of torch shows
-its queries and keys.
+A model that runs on attend computes the statistics in its graph. The graph of one that runs on fused operators of torch
+shows its queries and keys.
 """
 
 import contextlib

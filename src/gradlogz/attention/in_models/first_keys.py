@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Float, Int, Tensor
+from ...kernels.optional import kernel_module
 from .. import masks
 
 
@@ -52,8 +53,10 @@ def uniform_weight(
 def uniform_weight_of_a_band(
     rows: tuple[int, int], band: tuple[int | None, int | None], device: torch.device
 ) -> Float[Tensor, "1 1 m"]:
-    """Return the uniform weight without segments, positions or masks."""
-    return uniform_weight(rows, band, None, None, None, device)
+    """Return the uniform weight without segments, positions or masks; it stays for later calls."""
+    weight = uniform_weight(rows, band, None, None, None, torch.device("cpu"))
+    launching = kernel_module("gradlogz.kernels.attention.launching", "triton") if device.type == "cuda" else None
+    return weight.to(device) if launching is None else launching.kept(weight, device)
 
 
 def learned_weight(sinks: Tensor | None, log_normalizer: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:

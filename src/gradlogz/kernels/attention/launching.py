@@ -28,6 +28,8 @@ R = TypeVar("R")
 
 # The version whose launcher is called directly.
 KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+# For one descriptor: tensor maps by address, their other arguments, and the sizes and strides passed beside.
+TensorMaps = tuple[dict[int, Any], tuple[Any, ...], list[int]]
 # Tensor maps that a kernel remembers for each operand: a training loop reuses its addresses.
 REMEMBERED_ADDRESSES = 1024
 
@@ -57,8 +59,7 @@ class Kernel:
         self.function, self.constants, self.options, self.descriptors = function, constants, options, descriptors
         self.run: Any = None
         self.handle: tuple[Any, ...] = ()
-        # For each descriptor: tensor maps by address, their other arguments, and the sizes and strides passed beside.
-        self.maps: list[tuple[dict[int, Any], tuple[Any, ...], list[int]]] = []
+        self.maps: list[TensorMaps] = []
         self.signature: list[str] = []  # types of all arguments
 
     def launch(
@@ -118,6 +119,7 @@ class Kernel:
         if run.global_scratch_size or run.profile_scratch_size:
             return  # Triton allocates it at each launch
         launch = run.launch
+        maps: list[TensorMaps] = []
         if described:
             metadata = compiled.metadata.tensordesc_meta
             if not metadata or any(m is None for m in metadata):
@@ -126,13 +128,14 @@ class Kernel:
             for m, d in zip(metadata, described, strict=True):
                 shape, strides = list(d.shape), list(d.strides)
                 form = m["swizzle"], m["elem_size"], element[m["elem_type"]], m["block_size"], shape, strides, 0
-                self.maps.append(({}, form, [*shape, *strides]))
+                maps.append(({}, form, [*shape, *strides]))
             names = launch.__code__.co_freevars
             launch = launch.__closure__[names.index("launcher")].cell_contents
         cooperative = run.launch_cooperative_grid, run.launch_pdl
         self.signature = list(compiled.src.signature.values())
         self.handle = (compiled.function, *cooperative, None, None, compiled.packed_metadata, None, None, None)
-        self.run = launch
+        self.maps = maps
+        self.run = launch  # last: another thread may have launched meanwhile
 
 
 def _encode(*arguments: Any) -> Any:
