@@ -30,10 +30,10 @@ from ...kernels.attention.scoring import Scoring, Sight
 from ..functional import with_sinks
 from ..result import Attention
 from .collections_of_results import not_collected
-from .fused_operators import FusedOperators
+from .fused_operators import FusedCall, FusedOperators
 from .head_summaries import AttentionCall, LayerSums, sums_of
 from .hooks import Hook, in_backward
-from .intercepted_calls import Call, call_from_operator
+from .intercepted_calls import Call, call_from_operator, call_from_sdpa
 
 # Torch's module of CUDA graphs: a pass may run in their memory, in which nothing may be kept.
 CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
@@ -191,16 +191,17 @@ class _Reading:
             call = call_from_operator(query, key, value, sight, scoring, eager.sinks)
             self._add(eager, call, _result(rows, eager.sinks))
 
-    def _read_fused(self, call: Call) -> None:
-        eager = self._next(False, call[:3])
+    def _read_fused(self, fused: FusedCall) -> None:
+        query, key, value, mask, is_causal, scale = fused
+        eager = self._next(False, (query, key, value))
         if eager is None:
             return
         assert eager.sizes is not None
-        repeated = call.key.shape[1] // eager.sizes[1][1]  # heads of keys, for operators that do not group heads
-        if repeated > 1:
-            key, value = call.key[:, ::repeated], call.value[:, ::repeated]
-            call = call._replace(key=key, value=value, options={**call.options, "enable_gqa": True})
-        with torch.autocast(call.query.device.type, enabled=False):  # the operands have been converted
+        repeated = max(1, key.shape[1] // eager.sizes[1][1])  # heads of keys, for operators that do not group heads
+        key, value = key[:, ::repeated], value[:, ::repeated]
+        grouped = query.shape[1] != key.shape[1]
+        call = call_from_sdpa(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+        with torch.autocast(query.device.type, enabled=False):  # the operands have been converted
             self._add(eager, call, None)
 
     def _next(self, by_attend: bool, operands: tuple[Tensor, ...]) -> EagerCall | None:

@@ -7,13 +7,13 @@ Read next: compiled_passes.py, which enters the mode.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..._typing import Tensor
 from ...kernels.tracing import is_traced
-from .intercepted_calls import Call, call_from_sdpa
 
 OPERATORS = tuple(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
@@ -27,10 +27,21 @@ OPERATORS = tuple(
 )
 
 
+class FusedCall(NamedTuple):
+    """Operands of a fused operator."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+
+
 class FusedOperators(TorchDispatchMode):
     """Context in which a function gets every call of a fused operator, after the operator has run."""
 
-    def __init__(self, read: Callable[[Call], None]) -> None:
+    def __init__(self, read: Callable[[FusedCall], None]) -> None:
         super().__init__()
         self._read = read
 
@@ -42,22 +53,16 @@ class FusedOperators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in OPERATORS:
-            call = call_from_operands(func, args, kwargs or {})
+            call = _call(func, args, kwargs or {})
             if not is_traced(call[:3]):
                 self._read(call)
         return result
 
 
-def call_from_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Convert a call of a fused operator; masks are named attn_bias or attn_mask."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    query, key, value = given["query"], given["key"], given["value"]
-    return call_from_sdpa(
-        query,
-        key,
-        value,
-        given.get("attn_bias", given.get("attn_mask")),
-        is_causal=given.get("is_causal", False),
-        scale=given.get("scale"),
-        enable_gqa=query.shape[1] != key.shape[1],
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FusedCall:
+    """Operands by name: the operators have them in different places, and name a mask attn_bias or attn_mask."""
+    named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    mask = named.get("attn_bias", named.get("attn_mask"))
+    return FusedCall(
+        named["query"], named["key"], named["value"], mask, named.get("is_causal", False), named.get("scale")
     )
