@@ -6,7 +6,7 @@ The kernels run in Triton's interpreter, in float32; on a GPU tests/device compa
 import pytest
 import torch
 
-from gradlogz.kernels.losses.row_loss import PAIR
+from gradlogz.kernels.losses.row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS
 from support.row_loss_cases import Case, cases, derivatives
 from support.scales import close
 
@@ -82,3 +82,21 @@ def test_only_what_is_wanted_is_computed():
         assert torch.equal(total, both[0])
         for want, gradient, expected in zip(wanted, grads, both[1], strict=True):
             assert torch.equal(gradient, expected) if want else gradient is None
+
+
+@pytest.mark.parametrize("kind", [ONE, MEAN, MASS, SIGMOIDS, CLIP])
+def test_right_kernels_pass_their_check_and_wrong_ones_do_not(kind, monkeypatch):
+    monkeypatch.setattr(tiled_rows, "HALF", torch.float32)  # the interpreter multiplies the bits of bfloat16
+    tiled_rows.is_right.cache_clear()
+    assert tiled_rows.is_right(kind, False, torch.device("cpu"))
+    tiled_rows.is_right.cache_clear()
+    right = tiled_rows.sum_and_gradients
+
+    def wrong(*arguments):
+        total, (dq, dk, dbias) = right(*arguments)
+        return total, [dq, dk.roll(1, 0), dbias]
+
+    monkeypatch.setattr(tiled_rows, "sum_and_gradients", wrong)
+    with pytest.warns(RuntimeWarning, match="wrong"):
+        assert not tiled_rows.is_right(kind, False, torch.device("cpu"))
+    tiled_rows.is_right.cache_clear()

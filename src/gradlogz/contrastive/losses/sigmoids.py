@@ -50,8 +50,8 @@ def siglip(
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
-    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives and
-    `group` and `ring` compare with the candidates of all processes, as in info_nce; `precision` too is that of info_nce.
+    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives, and
+    `group` and `ring` compare with the candidates of all processes, as in info_nce. `precision` is not used with ring.
     """
     call = "siglip"
     check_choice(call, "reduction", reduction, REDUCTIONS)

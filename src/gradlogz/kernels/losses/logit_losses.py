@@ -25,7 +25,7 @@ from ..._typing import Float, Tensor
 from ..attention.blocked import logits_at_once
 from ..optional import kernel_module
 from ..tracing import is_traced, under_transform
-from .row_loss import PAIR, Problem, RowLoss
+from .row_loss import Problem, RowLoss
 from .rowwise import rowwise
 
 # Number of logits up to which they are computed at once: 1 MiB of float32.
@@ -56,7 +56,7 @@ def sum_of_rows(
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
     if is_compiled(query, key, bias, precision):
         problem = loss.problem()
-        if problem is not None and (precision is None or problem.kind != PAIR):
+        if problem is not None and (not query.is_cuda or _tiles_serve(problem, query)):
             return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
     return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
 
@@ -81,6 +81,11 @@ def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torc
 def _tiles_run_on(device: torch.device) -> bool:
     """True if a GPU multiplies bfloat16 by tiles, and Triton is installed."""
     return torch.cuda.get_device_capability(device)[0] >= 8 and kernel_module(TILED, "triton") is not None
+
+
+def _tiles_serve(problem: Problem, query: Tensor) -> bool:
+    kernel: Any = kernel_module(TILED, "triton")
+    return kernel.serves(problem.kind, query.shape[1], query.device)
 
 
 def each_row(

@@ -17,8 +17,8 @@ have a fixed order: results are bitwise reproducible.
 Read next: tiled_rows.py (the launches), softmax_losses.py (the losses).
 """
 
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from . import row_loss
 
@@ -75,7 +75,7 @@ def _sides(
     else:
         index = rows
     is_chosen = columns[None, :] == index[:, None]
-    if KIND == MEAN or KIND == MASS:
+    if KIND == MEAN or KIND == MASS:  # noqa: SIM109
         same = (
             tl.load(row_labels + rows, rows < m, 0)[:, None] == tl.load(key_labels + columns, columns < n, 0)[None, :]
         )
@@ -109,6 +109,7 @@ def tile_statistics(
     KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr, STORED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Statistics of a tile: parts of rows [fields, tiles, lines] and columns [2, 1 + tiles, n], logits of positives."""
     down, along = _place(lines, n, BM, BN)
     row, column = first + down * BM, along * BN
     s = _logits(query, key, bias, row, down * BM, column, n, d, scale, STORED, BM, BN, BK)
@@ -121,7 +122,7 @@ def tile_statistics(
     below = tl.where(negative, s, -float("inf"))
     top = tl.maximum(tl.max(below, 1), LOW)
     tl.store(place, top, there)
-    if KIND == MEAN or KIND == MASS:
+    if KIND == MEAN or KIND == MASS:  # noqa: SIM109
         above = tl.where(positive, s, -float("inf"))
         highest = tl.maximum(tl.max(above, 1), LOW)
         e = tl.exp2(tl.where(positive, s - highest[:, None], below - top[:, None]))
@@ -170,7 +171,7 @@ def _plain_sum(parts, stride, lines, there, end, BT: tl.constexpr, BR: tl.conste
 
 @triton.jit
 def _softplus_and_sigmoid(x):
-    """log(1 + exp x), with all digits where it is small: log(1 + y) = 2 artanh(y / (2 + y)); and exp x / (1 + exp x)."""
+    """log(1 + exp x), by log(1 + y) = 2 artanh(y / (2 + y)) with all digits where it is small, and its derivative."""
     y = tl.exp2(-tl.abs(x) * LOG2_E)
     z = y / (2.0 + y)  # at most 1/3
     w = z * z
@@ -183,9 +184,9 @@ def finish_lines(
     parts, results, positives, first, lines, stride, count, end, m, margin, weight,
     KIND: tl.constexpr, DECOUPLED: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Lines of results of rows (or columns): loss, log normaliser of slopes, share, log mass and 1 / number of positives.
+    """Results of rows (or columns): loss, log normaliser of slopes, share, log mass and 1 / number of positives.
 
-    With one positive its logit is the fourth line, of rows.
+    With one positive the fourth line is its logit instead.
     """
     line = tl.program_id(0) * BR + tl.arange(0, BR)
     row = first + line
@@ -194,7 +195,7 @@ def finish_lines(
     top, total = _sum_of_tiles(parts, plane, stride, line, there, 0, end, BT, BR)
     empty = total == 0.0  # no negatives
     N = tl.where(empty, -float("inf"), top + tl.log2(tl.where(empty, 1.0, total)))
-    if KIND == MEAN or KIND == MASS:
+    if KIND == MEAN or KIND == MASS:  # noqa: SIM109
         highest, above = _sum_of_tiles(parts + 2 * plane, plane, stride, line, there, 0, end, BT, BR)
         along = _plain_sum(parts + 4 * plane, stride, line, there, end, BT, BR)
         number = _plain_sum(parts + 5 * plane, stride, line, there, end, BT, BR)
@@ -240,6 +241,7 @@ def tile_slopes(
     KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr, STORED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Slopes of a tile, and with sigmoids the losses of its rows."""
     down, along = _place(lines, n, BM, BN)
     row, column = first + down * BM, along * BN
     s = _logits(query, key, bias, row, down * BM, column, n, d, scale, STORED, BM, BN, BK)
@@ -256,7 +258,7 @@ def tile_slopes(
         there, plane = rows < m, m.to(tl.int64)
         N = tl.load(results + plane + rows, there, float("inf"))
         share = tl.load(results + 2 * plane + rows, there, 0.0)
-        if KIND == MEAN or KIND == MASS:
+        if KIND == MEAN or KIND == MASS:  # noqa: SIM109
             mass = tl.load(results + 3 * plane + rows, there, 0.0)
             e = tl.exp2(tl.where(positive, s - mass[:, None], tl.where(negative, s, -float("inf")) - N[:, None]))
             above = -share[:, None] * e

@@ -10,22 +10,28 @@ in the rows beyond SLOPES, and nothing waits for the device.
 Read next: logit_tiles.py (the kernels), row_loss.py (what a `Problem` is).
 """
 
+import warnings
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
-from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..._typing import Float, Tensor
 from ..attention.launching import Kernel, current_stream, on_its_device
+from .float32_products import add_product
 from .logit_tiles import finish_lines, join_columns, tile_slopes, tile_statistics
-from .row_loss import CLIP, MASS, MEAN, ONE, SIGMOIDS, Problem
+from .row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS, Problem, RowLoss
+from .softmax_losses import BothDirections, OnePositive, Sigmoids, SomePositives
+from .visible_pairs import VisiblePairs
 
 SLOPES = 1 << 27  # numbers of W in a block of rows: 256 MiB
 ALIGNED = 64  # rows of W begin at multiples of so many numbers
 LINES, TILES = 16, 64  # rows and tiles that a program of `finish_lines` reads at a time
+HALF = torch.bfloat16
+TOLERANCE = 2e-2  # of the largest entry: rounding stays several times below
 # Number of dimensions from which the products of a block are stored (512 MiB), except for rows and columns.
 STORED_FROM = 256
 
@@ -82,6 +88,16 @@ def _tiles_of(rows: int, columns: int, tensor: Tensor) -> Any:
     return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
+def is_stored(kind: int, d: int) -> bool:
+    """True if the products of query and key are stored."""
+    return d >= STORED_FROM and kind != CLIP
+
+
+def serves(kind: int, d: int, device: torch.device) -> bool:
+    """True if there are kernels for a loss of vectors of d dimensions, and they are right."""
+    return kind != PAIR and is_right(kind, is_stored(kind, d), device)
+
+
 @on_its_device
 def sum_and_gradients(
     query: Float[Tensor, "m d"],
@@ -96,7 +112,7 @@ def sum_and_gradients(
     """Sum over rows of coefficient times the loss of factor <q, k> + bias, and its gradients."""
     (m, d), n, device, stream = query.shape, key.shape[0], query.device, current_stream(query.device)
     kind = problem.kind
-    stored = d >= STORED_FROM and kind != CLIP
+    stored = is_stored(kind, d)
     tiling = TILINGS["stored" if stored else kind]
     BM, BN, *_ = tiling
     q, k = _operand(query, precision), _operand(key - key.mean(0) if problem.centred else key, precision)
@@ -125,10 +141,8 @@ def sum_and_gradients(
     dq = query.new_empty(m, q.shape[1]) if wanted[0] else None
     dk = query.new_empty(n, q.shape[1]) if wanted[1] else None
     dbias = query.new_zeros(n) if bias is not None and wanted[2] else None
-    pairs = bias, index, *labels, mask
+    pairs, factors = (bias, index, *labels, mask), (q, k) if products is None else (products, products)
     margin, weight = float(problem.margin), 0.5 if both else 1.0
-
-    factors = (q, k) if products is None else (products, products)
 
     def statistics(first: int) -> None:
         sizes = first, lines, m, n, q.shape[1], factor
@@ -138,7 +152,7 @@ def sum_and_gradients(
         if both:
             kernels.join_columns.launch(-(-n // LINES), stream, (), (of_columns,), (n, int(first == 0), 1 + down))
 
-    def block_gradients(first: int) -> None:
+    def gradients(first: int, slopes: Tensor) -> None:
         sizes = first, lines, m, n, q.shape[1], factor
         pointers = results, columns, parts, *pairs
         kernels.slopes.launch(down * along, stream, (*factors, slopes), pointers, sizes)
@@ -146,15 +160,15 @@ def sum_and_gradients(
         W = slopes[: rows.stop - first]
         scale = coefficient * factor
         if dq is not None:
-            _add_product(dq[rows], W, k, 0.0, scale)
+            add_product(dq[rows], W, k, beta=0.0, scale=scale)
         if dk is not None:
-            _add_product(dk, W.mT, q[rows], float(first > 0), scale)
+            add_product(dk, W.mT, q[rows], beta=float(first > 0), scale=scale)
         if dbias is not None:
             dbias.add_(W.sum(0, dtype=torch.float32), alpha=coefficient)
 
     blocks = range(0, m, lines)
     total = query.new_zeros(())
-    if both:
+    if columns is not None:
         for first in blocks:
             statistics(first)
         numbers = 0, n, n, 1 + down, 1, n, margin, weight
@@ -162,12 +176,11 @@ def sum_and_gradients(
         total = columns[0].sum()
     for first in blocks:
         if products is not None:
-            rows = q[first : first + lines]
-            _add_product(products[: len(rows)], rows, k.mT, 0.0, 1.0)
+            add_product(products[: m - first], q[first : first + lines], k.mT, beta=0.0)
         if kind != SIGMOIDS and not both:
             statistics(first)
         if slopes is not None:
-            block_gradients(first)
+            gradients(first, slopes)
         if kind == SIGMOIDS:
             total += parts[0, :, : m - first].sum()
     if kind != SIGMOIDS:
@@ -175,16 +188,44 @@ def sum_and_gradients(
     return total * coefficient, [_cut(dq, d), _cut(dk, d), dbias]
 
 
+@cache
+def is_right(kind: int, stored: bool, device: torch.device) -> bool:
+    """Compare the kernels of a loss with torch on a small problem, at its first use on a GPU.
+
+    Compilers have made wrong code of such kernels (../attention/canary.py). A wrong one is not used, and warns once.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return True
+    generator = torch.Generator("cpu").manual_seed(kind)
+    m, d = 300, STORED_FROM if stored else 64
+    q, k = (torch.randn(m, d, generator=generator).bfloat16().to(device).float() for _ in range(2))
+    classes = torch.arange(m, device=device) % 20
+    same, others = VisiblePairs(labels=(classes, classes)), VisiblePairs(labels=(classes, classes), same=False)
+    loss: RowLoss = {
+        ONE: lambda: OnePositive(m, None, VisiblePairs()),
+        MEAN: lambda: SomePositives(m, same, others, "mean"),
+        MASS: lambda: SomePositives(m, same, others, "mass"),
+        SIGMOIDS: lambda: Sigmoids(m, None, VisiblePairs()),
+        CLIP: lambda: BothDirections(VisiblePairs()),
+    }[kind]()
+    problem = loss.problem()
+    assert problem is not None
+    scale = d**-0.5
+    losses, slope = loss.value_and_slope(scale * q.double() @ k.double().mT)
+    expected = losses.sum(), scale * slope @ k.double(), scale * slope.mT @ q.double()
+    total, grads = sum_and_gradients(q, k, None, problem._replace(centred=False), 1.0, scale, (True, True, False), HALF)
+    for found, wanted in zip((total, *grads), expected, strict=False):
+        if found is None or not bool(((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()).item()):
+            text = f"The kernels of loss {kind} give wrong results with this GPU and Triton: slower ones are used."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return False
+    return True
+
+
 def _operand(vectors: Tensor, precision: torch.dtype) -> Tensor:
     """Rows in half precision that begin at multiples of 16 bytes."""
     rest = vectors.shape[1] % 8
     return (pad(vectors, (0, 8 - rest)) if rest else vectors).to(precision).contiguous()
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor, beta: float, scale: float) -> None:
-    """Compute total = beta total + scale a b in float32, from operands in half precision."""
-    dtype = {} if a.dtype is torch.float32 else {"out_dtype": torch.float32}
-    torch.addmm(total, a, b, **dtype, beta=beta, alpha=scale, out=total)
 
 
 def _cut(gradient: Tensor | None, width: int) -> Tensor | None:
