@@ -1,119 +1,95 @@
-"""InfoNCE on a GPU, forward and backward, compared with a dense matrix of logits and with chunked losses.
+"""Contrastive losses and a language-model head on a GPU in bfloat16, forward and backward, within a time limit.
 
-python3 benchmarks/contrastive_gpu.py [folder]     on a machine with a GPU; writes contrastive_gpu.json
+PYTHONPATH=src python3 benchmarks/contrastive_gpu.py [folder] [seconds]     writes contrastive_gpu.json after every row
 
-"dense" is the cross-entropy of one matrix, "compiled" the same with torch.compile, "chunked" the compiled loss for
-blocks of rows, recomputed in the backward pass, and "linear_cross_entropy" torch's function, where it exists. In
-bfloat16 the vectors are rounded before the product, by `precision` in gradlogz and by a cast in the alternatives;
-gradients are float32. Memory excludes the vectors; an alternative that does not fit has no entry.
+"compiled" is the loss of one matrix of logits with torch.compile. "chunked" computes 8192 rows at a time, compiled, and
+recomputes them in the backward pass. "row blocks" computes loss and gradient of 1024 rows at a time in the forward
+pass, the arithmetic of Liger's fused linear cross-entropy in plain torch. "attention" is InfoNCE by two calls of the
+kernel of attention. Vectors are float32 and rounded to bfloat16 before products; gradients are float32. An alternative
+that does not fit into memory has no entry.
+
+Processes that compile, and compute nothing else, run first and fill the caches of Triton and of torch.compile.
 """
 
 import itertools
 import json
+import os
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional
+from torch.nn.functional import cross_entropy, logsigmoid, normalize
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+import gradlogz as gz
+from gradlogz.contrastive import linear_cross_entropy
+from gradlogz.kernels.losses import row_loss
 
-from gradlogz import info_nce
-
-D, T, ROWS = 128, 0.1, 8192
-SIZES = ((8192, 15), (32_768, 5), (65_536, 3), (262_144, 1))
-MOST_DENSE = 65_536
+START = time.perf_counter()
+T, OFFSET, HALF = 0.1, -10.0, torch.bfloat16
+SIZES, DIMENSIONS = (8192, 65_536, 32_768), (128, 768, 512)
+ROUNDS = {8192: 15, 32_768: 3, 65_536: 2}
+CHUNK, BLOCK = 8192, 1024  # rows
+CLASS = 8  # vectors of a class
+HEAD = (8192, 2048, 128_256)  # tokens, dimension, words
+EXACT = (4096, 0.01)  # pairs and temperature of the comparison with float64
+COMPILERS, SECONDS_TO_COMPILE = 12, 45
 Call = Callable[[], object]
 
 
-def dense(a: torch.Tensor, b: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy((a @ b.mT).float() / T, targets, reduction="sum") / len(targets)
+# Losses of a block of logits [rows, n], whose first row is `first` ----------------------------------------------------
 
 
-def rivals(n: int, precision: torch.dtype) -> dict[str, Call]:
-    g = torch.Generator(device="cuda").manual_seed(0)
-    a, b = (
-        functional.normalize(torch.randn(n, D, generator=g, device="cuda"), dim=-1).requires_grad_() for _ in range(2)
-    )
-    targets = torch.arange(n, device="cuda")
-    half = None if precision == torch.float32 else precision
-    compiled = torch.compile(dense)
-
-    def chunked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        losses = []
-        for i in range(0, n, ROWS):
-            losses.append(checkpoint(compiled, x[i : i + ROWS], y, targets[i : i + ROWS], use_reentrant=False))
-        return torch.stack(losses).mean()
-
-    def both_ways(loss: Callable[..., torch.Tensor]) -> Call:
-        return lambda: torch.autograd.grad(loss(), (a, b))
-
-    calls = {"gradlogz": both_ways(lambda: info_nce(a, b, temperature=T, precision=half))}
-    if n <= MOST_DENSE:
-        calls["dense"] = both_ways(lambda: dense(a.to(precision), b.to(precision), targets))
-        calls["compiled"] = both_ways(lambda: compiled(a.to(precision), b.to(precision), targets))
-    calls["chunked"] = both_ways(lambda: chunked(a.to(precision), b.to(precision)))
-    if hasattr(functional, "linear_cross_entropy"):
-        calls["linear_cross_entropy"] = both_ways(
-            lambda: functional.linear_cross_entropy((a / T).to(precision), b.to(precision), targets)
-        )
-    calls["gradlogz again"] = calls["gradlogz"]
-    return calls
+def info_nce(s: torch.Tensor, first: int = 0, temperature: float = T) -> torch.Tensor:
+    targets = torch.arange(first, first + len(s), device=s.device)
+    return cross_entropy(s.float() / temperature, targets, reduction="sum") / s.shape[1]
 
 
-def milliseconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Return the median time of each call by the GPU's clock; every round runs each call once."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
-        marks[0].record()
-        for call, mark in zip(calls.values(), marks[1:], strict=True):
-            call()
-            mark.record()
-        torch.cuda.synchronize()
-        for name, (begin, end) in zip(calls, itertools.pairwise(marks), strict=True):
-            times[name].append(begin.elapsed_time(end))
-    return {name: round(statistics.median(t), 3) for name, t in times.items()}
+def clip_loss(s: torch.Tensor, first: int = 0, temperature: float = T) -> torch.Tensor:
+    return (info_nce(s, first, temperature) + info_nce(s.mT, first, temperature)) / 2
 
 
-def mebibytes(call: Call) -> float:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+def siglip(s: torch.Tensor, first: int = 0, temperature: float = T) -> torch.Tensor:
+    row, column = (torch.arange(count, device=s.device) for count in s.shape)
+    sign = torch.where((row + first).unsqueeze(-1) == column, 1.0, -1.0)
+    return -logsigmoid(sign * (s.float() / temperature + OFFSET)).sum() / s.shape[1]
 
 
-def row(n: int, rounds: int, precision: torch.dtype) -> dict[str, object]:
-    torch._dynamo.reset()  # each size is compiled separately
-    calls, memory, failed = rivals(n, precision), {}, {}
-    for name, call in list(calls.items()):
-        try:
-            call()  # compiles
-            memory[name] = mebibytes(call)
-        except Exception as error:  # the alternative does not fit into memory or does not support the input
-            failed[name] = type(error).__name__
-            del calls[name]
-            torch.cuda.empty_cache()
-    ms = milliseconds(calls, rounds)
-    operations = 8 * n * n * D  # two products forward and two backward, as computed by gradlogz
-    result = {"vectors": n, "dimension": D, "precision": str(precision).removeprefix("torch."), "ms": ms, "MiB": memory}
-    return {**result, "failed": failed, "TFLOP/s": round(operations / ms["gradlogz"] / 1e9, 1)}
+def supervised(s: torch.Tensor, first: int = 0, temperature: float = T) -> torch.Tensor:
+    row, column = (torch.arange(count, device=s.device) for count in s.shape)
+    itself = (row + first).unsqueeze(-1) == column
+    positive = ((row + first).unsqueeze(-1) // CLASS == column // CLASS) & ~itself
+    log_p = (s.float() / temperature).masked_fill(itself, -torch.inf).log_softmax(-1)
+    return -log_p.masked_fill(~positive, 0.0).sum() / (CLASS - 1) / s.shape[1]
 
 
-def main(folder: Path) -> None:
-    rows = []
-    for precision, (n, rounds) in itertools.product((torch.bfloat16, torch.float32), SIZES):
-        rows.append(row(n, rounds, precision))
-        print(json.dumps(rows[-1]), flush=True)
-        torch.cuda.empty_cache()
-    table = {"benchmark": "contrastive_gpu", "torch": torch.__version__, "device": torch.cuda.get_device_name()}
-    (folder / "contrastive_gpu.json").write_text(json.dumps({**table, "rows": rows}, indent=2) + "\n")
+DENSE: dict[str, Callable[..., torch.Tensor]] = {
+    "info_nce": info_nce,
+    "clip_loss": clip_loss,
+    "siglip": siglip,
+    "supervised_contrastive": supervised,
+}
+IN_CHUNKS = ("info_nce", "siglip", "supervised_contrastive")
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results")
+def of_vectors(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The dense loss of two batches of vectors."""
+
+    def dense(a: torch.Tensor, b: torch.Tensor, temperature: float = T) -> torch.Tensor:
+        return loss(a.to(HALF) @ b.to(HALF).mT, 0, temperature)
+
+    return dense
+
+
+def ours(name: str, a: torch.Tensor, b: torch.Tensor, temperature: float, precision: torch.dtype | None) -> torch.Tensor:
+    options = {"temperature": temperature, "precision": precision}
+    if name == "siglip":
+        return gz.siglip(a, b, offset=OFFSET, **options)
+    if name == "supervised_contrastive":
+        classes = torch.arange(len(a), device=a.device) // CLASS
+        return gz.supervised_contrastive(a, classes, candidates=b, candidate_labels=classes, **options)
+    return getattr(gz, name)(a, b, **options)
