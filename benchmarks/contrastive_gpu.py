@@ -289,8 +289,8 @@ def exactness(name: str, d: int) -> dict[str, object]:
 
     def errors(function: Loss) -> list[float]:
         value = function(a, b)
-        found = [value.detach(), *torch.autograd.grad(value, (a,) if a is b else (a, b))]
-        return [float(f"{float((f - e).norm() / e.norm()):.2g}") for f, e in zip(found, expected, strict=True)]
+        results = [value.detach(), *torch.autograd.grad(value, (a,) if a is b else (a, b))]
+        return [float(f"{float((f - e).norm() / e.norm()):.2g}") for f, e in zip(results, expected, strict=True)]
 
     functions: dict[str, Loss] = {
         "gradlogz, bfloat16": lambda x, y: gradlogz_loss(name, x, y, temperature),
@@ -307,10 +307,10 @@ def head_row() -> dict[str, object]:
     hidden = torch.randn(tokens, d, device="cuda").to(HALF).requires_grad_()
     weight = (torch.randn(words, d, device="cuda") / d**0.5).to(HALF).requires_grad_()
     labels = torch.randint(words, (tokens,), device="cuda")
-    whole = torch.compile(lambda h, w: cross_entropy((h @ w.mT).float(), labels), dynamic=False)
+    dense_head = torch.compile(lambda h, w: cross_entropy((h @ w.mT).float(), labels), dynamic=False)
     calls = {
         "gradlogz": both_ways(lambda h, w: linear_cross_entropy(h, w, labels, precision=HALF).loss, hidden, weight),
-        "compiled": both_ways(whole, hidden, weight),
+        "compiled": both_ways(dense_head, hidden, weight),
     }
     return {"head": list(HEAD), **measured(calls, 3)}
 

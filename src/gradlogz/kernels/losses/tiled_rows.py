@@ -214,8 +214,8 @@ def is_right(kind: int, stored: bool, device: torch.device) -> bool:
     losses, slope = loss.value_and_slope(scale * q.double() @ k.double().mT)
     expected = losses.sum(), scale * slope @ k.double(), scale * slope.mT @ q.double()
     total, grads = sum_and_gradients(q, k, None, problem._replace(centred=False), 1.0, scale, (True, True, False), HALF)
-    for found, wanted in zip((total, *grads), expected, strict=False):
-        if found is None or not bool(((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()).item()):
+    for actual, wanted in zip((total, *grads), expected, strict=False):
+        if actual is None or not bool(((actual - wanted).abs().max() <= TOLERANCE * wanted.abs().max()).item()):
             text = f"The kernels of loss {kind} give wrong results with this GPU and Triton: slower ones are used."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return False
