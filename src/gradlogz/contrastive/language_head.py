@@ -77,8 +77,7 @@ def linear_cross_entropy(
         softcap: bound of the logits, as in Gemma 2.
         label_smoothing: e, the share of the target that is spread over all words, as in torch's cross_entropy.
         z_loss: z, the weight of the square of the log normaliser, which keeps it near 0.
-        precision: torch.bfloat16 or torch.float16 for the operands of the three products, whose sums are float32; much
-            faster on a GPU.
+        precision: torch.bfloat16 or torch.float16 for the operands of the three products, whose sums are float32.
         reduction: "mean" over tokens that are not ignored (0 if all are), "sum" or "none".
         group: process group over which the vocabulary is divided. Every process passes all tokens and its own rows of
             `weight` and `bias`, in the order of ranks; all receive the same loss and the whole gradient of `hidden`.

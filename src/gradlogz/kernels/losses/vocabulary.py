@@ -187,7 +187,7 @@ def _add(grads: list[Tensor], rows: slice, hidden: Tensor, weight: Tensor, bias:
     if bias is not None:
         grads[2].add_(slope.sum(0))
     slope = slope.to(weight.dtype)
-    grads[0][rows] = _product(slope, weight)
+    add_product(grads[0][rows], slope, weight, beta=0.0)
     add_product(grads[1], slope.mT, hidden[rows])
 
 
