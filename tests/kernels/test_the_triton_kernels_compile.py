@@ -1,4 +1,4 @@
-"""The Triton kernels of attention and of losses compile for a GPU that need not be there: the interpreter accepts more."""
+"""Triton kernels of attention and of losses compile for a GPU that need not be there: the interpreter accepts more."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Compile every Triton kernel of attention and of losses ahead of time for a GPU that need not be there; print their names as JSON.
+"""Compile all Triton kernels of attention and losses for a GPU that need not be there; print their names as JSON.
 
 python compiled_triton_kernels.py
 

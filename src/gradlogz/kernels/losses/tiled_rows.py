@@ -192,10 +192,23 @@ def sum_and_gradients(
 def is_right(kind: int, stored: bool, device: torch.device) -> bool:
     """Compare the kernels of a loss with torch on a small problem, at its first use on a GPU.
 
-    Compilers have made wrong code of such kernels (../attention/canary.py). A wrong one is not used, and warns once.
+    Compilers have made wrong code of such kernels (../attention/canary.py). Kernels that are wrong, or that this GPU or
+    Triton cannot compile or launch, are not used, with one warning.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return True
+    try:
+        problem = "" if _agrees(kind, stored, device) else "give wrong results"
+    except Exception as error:  # of Triton's compiler, its launcher or the driver, which have no common class
+        problem = f"fail ({type(error).__name__})"
+    if problem:
+        text = f"The kernels of loss {kind} {problem} with this GPU and Triton: slower ones are used."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return not problem
+
+
+def _agrees(kind: int, stored: bool, device: torch.device) -> bool:
+    """Whether loss and gradients of a small problem are those of the definition in float64."""
     generator = torch.Generator("cpu").manual_seed(kind)
     m, d = 300, STORED_FROM if stored else 64
     q, k = (torch.randn(m, d, generator=generator).bfloat16().to(device).float() for _ in range(2))
@@ -214,12 +227,10 @@ def is_right(kind: int, stored: bool, device: torch.device) -> bool:
     losses, slope = loss.value_and_slope(scale * q.double() @ k.double().mT)
     expected = losses.sum(), scale * slope @ k.double(), scale * slope.mT @ q.double()
     total, grads = sum_and_gradients(q, k, None, problem._replace(centred=False), 1.0, scale, (True, True, False), HALF)
-    for actual, wanted in zip((total, *grads), expected, strict=False):
-        if actual is None or not bool(((actual - wanted).abs().max() <= TOLERANCE * wanted.abs().max()).item()):
-            text = f"The kernels of loss {kind} give wrong results with this GPU and Triton: slower ones are used."
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-            return False
-    return True
+    return all(
+        actual is not None and bool(((actual - wanted).abs().max() <= TOLERANCE * wanted.abs().max()).item())
+        for actual, wanted in zip((total, *grads), expected, strict=False)
+    )
 
 
 def _operand(vectors: Tensor, precision: torch.dtype) -> Tensor:
