@@ -70,15 +70,41 @@ def test_values_and_gradients_are_those_of_the_definition(name, dtype, temperatu
         torch.testing.assert_close(actual, wanted, rtol=0, atol=tolerance / temperature * scale * 10)
 
 
+@pytest.mark.parametrize("dimension", [64, 320])  # from 256 dimensions products are stored
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["info_nce", "clip_loss", "nt_xent"])
-def test_vectors_may_meet_in_half_precision(name, precision):
-    a, b = (normalize(torch.randn(3000, 64, device="cuda"), dim=-1).requires_grad_() for _ in range(2))
-    loss, options = getattr(gz.contrastive, name), {"temperature": 0.1}
-    exact, found = loss(a, b, **options), loss(a, b, precision=precision, **options)
-    assert abs(float(found.detach() - exact.detach())) < 0.02
+@pytest.mark.parametrize("name", ["info_nce", "clip_loss", "nt_xent", "siglip", "supervised_contrastive"])
+def test_vectors_may_meet_in_half_precision(name, precision, dimension):
+    a, b = (normalize(torch.randn(3000, dimension, device="cuda"), dim=-1).requires_grad_() for _ in range(2))
+    loss = getattr(gz.contrastive, name)
+
+    def value(half):
+        if name == "supervised_contrastive":
+            return loss(a + b, torch.arange(3000, device="cuda") // 4, temperature=0.2, precision=half)
+        return loss(a, b, temperature=0.1, precision=half)
+
+    exact, found = value(None), value(precision)
+    assert abs(float(found.detach() - exact.detach())) < 0.02 * max(1.0, float(exact.detach()))
     for actual, expected in zip(torch.autograd.grad(found, (a, b)), torch.autograd.grad(exact, (a, b)), strict=True):
         assert float((actual - expected).norm() / expected.norm()) < 0.02
+
+
+def test_the_kernels_of_tiles_are_used_in_bfloat16():
+    a, b = (torch.randn(300, 64, device="cuda", requires_grad=True) for _ in range(2))
+    loss = gz.info_nce(a, b, precision=torch.bfloat16)
+    assert type(loss.grad_fn).__name__ == "_CompiledSumBackward"
+
+
+def test_a_language_head_multiplies_in_half_precision():
+    hidden, weight = (torch.randn(n, 64, device="cuda", requires_grad=True) for n in (500, 3000))
+    labels = torch.randint(3000, (500,), device="cuda")
+    losses = [
+        gz.contrastive.linear_cross_entropy(0.2 * hidden, weight, labels, precision=p).loss
+        for p in (torch.bfloat16, None)
+    ]
+    assert abs(float(losses[0].detach() - losses[1].detach())) < 0.01
+    half, expected = (torch.autograd.grad(loss, (hidden, weight)) for loss in losses)
+    for actual, wanted in zip(half, expected, strict=True):
+        assert float((actual - wanted).norm() / wanted.norm()) < 0.02
 
 
 def test_second_derivatives_are_those_of_the_cpu():

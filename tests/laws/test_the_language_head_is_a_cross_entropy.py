@@ -170,3 +170,18 @@ def test_the_vocabulary_may_be_divided_over_processes(tmp_path):
         close(part["gradients"][0], expected[0], 100.0)
     for index in (1, 2):
         close(torch.cat([part["gradients"][index] for part in parts]), expected[index], 100.0)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_the_operands_of_products_only(precision):
+    s = Source(3)
+    hidden, weight, bias = (t.float().requires_grad_() for t in (s.normal(7, 16), s.normal(50, 16), s.normal(50)))
+    labels = torch.arange(7) % 5
+    result = linear_cross_entropy(hidden, weight, labels, bias=bias, precision=precision)
+    rounded = [t.detach().to(precision).float().requires_grad_() for t in (hidden, weight)]
+    expected = linear_cross_entropy(*rounded, labels, bias=bias)
+    for found, wanted in zip(result, expected, strict=True):
+        close(found, wanted, scale=float(wanted.detach().abs().max()), tolerance=1e-6)
+    grads = torch.autograd.grad(result.loss, (hidden, weight, bias))
+    for found, wanted in zip(grads, torch.autograd.grad(expected.loss, (*rounded, bias)), strict=True):
+        close(found, wanted, scale=float(wanted.abs().max()), tolerance=2 * torch.finfo(precision).eps)

@@ -1,4 +1,4 @@
-"""Compile every Triton kernel of attention ahead of time for a GPU that need not be there; print their names as JSON.
+"""Compile all Triton kernels of attention and losses for a GPU that need not be there; print their names as JSON.
 
 python compiled_triton_kernels.py
 
@@ -19,6 +19,7 @@ from gradlogz.kernels.attention import decoding, extreme_keys_gpu, gpu, head_sum
 from gradlogz.kernels.attention.launching import Kernel
 from gradlogz.kernels.attention.reference import Gradients
 from gradlogz.kernels.attention.scoring import Scoring, Sight
+from gradlogz.kernels.losses import row_loss, tiled_rows
 
 TARGET = GPUTarget("cuda", 90, 32)
 NAMES: list[str] = []
@@ -49,6 +50,19 @@ def call_every_kernel(sight: Sight, scoring: Scoring, dtype: torch.dtype, size: 
     extreme_keys_gpu.extreme_keys(query, key, sight, scoring)
 
 
+def call_every_loss() -> None:
+    """Losses of few dimensions, whose products are not stored, and of many; sizes that are 1 or no whole tiles."""
+    labels = torch.zeros(200, dtype=torch.long)
+    for kind in tiled_rows.TILINGS:
+        for d in (64, tiled_rows.STORED_FROM) if kind != "stored" else ():
+            vectors = torch.zeros(200, d)
+            problem = row_loss.Problem(kind, labels=(labels, labels))
+            tiled_rows.sum_and_gradients(vectors, vectors, None, problem, 1.0, 1.0, (True, True, False), torch.bfloat16)
+    one = torch.zeros(1, 16), torch.zeros(1, 16), torch.zeros(1)
+    plain = row_loss.Problem(row_loss.ONE, mask=torch.ones(1, 1, dtype=torch.bool))
+    tiled_rows.sum_and_gradients(*one, plain, 1.0, 1.0, (True, True, True), torch.bfloat16)
+
+
 if __name__ == "__main__":
     Kernel.launch = compile_only
     causal, window = Scoring(0.1, None, None, 0), Scoring(0.1, 5.0, 20, 3)
@@ -64,4 +78,5 @@ if __name__ == "__main__":
         head_sums_gpu.head_sums(query, key, key, tuple(rows), torch.zeros(150, dtype=torch.float64), 0.1, left)
     one = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)  # numbers that are 1 are constants for Triton
     head_sums_gpu.head_sums(one, one, one, (torch.zeros(1, 1, 1),) * 4, torch.zeros(1, dtype=torch.float64), 0.1, None)
+    call_every_loss()
     json.dump(sorted(set(NAMES)), sys.stdout)

@@ -20,7 +20,16 @@ from .._errors import InputRuntimeError, InputValueError, shape_of
 from .._typing import Float, Int, Tensor
 from ..kernels.losses.logit_losses import is_special
 from ..kernels.losses.vocabulary import Head, LinearCrossEntropyFunction, vocabulary_operator
-from .validation import REDUCTIONS, check_choice, check_device, check_integers, check_vectors, promoted, readable
+from .validation import (
+    REDUCTIONS,
+    check_choice,
+    check_device,
+    check_integers,
+    check_precision,
+    check_vectors,
+    promoted,
+    readable,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,6 +60,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int = -100,
+    precision: torch.dtype | None = None,
     reduction: str = "mean",
     group: "ProcessGroup | None" = None,
     first_word: int | None = None,
@@ -59,14 +69,15 @@ def linear_cross_entropy(
 
         loss_t = (1 - e) (G - s_y) + e (G - mean_j s_j) + z G²,   s = softcap tanh((<h_t, w> + b) / softcap)
 
-    Denominator: all words, including the label. Computed in float32 at least; first derivatives only. Memory: the
-    gradients and a block of logits of at most 128 tokens or 2^20 logits on a CPU.
+    Denominator: all words, including the label. Computed in float32 at least unless there is a half `precision`; first
+    derivatives only. Memory: the gradients and a block of logits of at most 128 tokens or 2^20 logits on a CPU.
 
     Args:
         labels: index of the word of each token, or `ignore_index`.
         softcap: bound of the logits, as in Gemma 2.
         label_smoothing: e, the share of the target that is spread over all words, as in torch's cross_entropy.
         z_loss: z, the weight of the square of the log normaliser, which keeps it near 0.
+        precision: torch.bfloat16 or torch.float16 for the operands of the three products, whose sums are float32.
         reduction: "mean" over tokens that are not ignored (0 if all are), "sum" or "none".
         group: process group over which the vocabulary is divided. Every process passes all tokens and its own rows of
             `weight` and `bias`, in the order of ranks; all receive the same loss and the whole gradient of `hidden`.
@@ -84,6 +95,7 @@ def linear_cross_entropy(
     call = "linear_cross_entropy"
     flat = _checked(call, hidden, weight, labels, bias)
     check_choice(call, "reduction", reduction, REDUCTIONS)
+    check_precision(call, precision)
     for name, value in (("softcap", softcap), ("z_loss", z_loss), ("label_smoothing", label_smoothing)):
         if value is not None and not (value > 0 if name == "softcap" else value >= 0):
             raise InputValueError(call, name, f"{name} must be positive, got {value}", "Drop it to leave it out.")
@@ -104,10 +116,10 @@ def linear_cross_entropy(
     counted = (~ignored).to(h.dtype)
     coefficients = counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
     if is_special(h, w, b) and group is None:
-        operands = (h, w, b, targets, coefficients, softcap, label_smoothing, z_loss)
+        operands = (h, w, b, targets, coefficients, softcap, label_smoothing, z_loss, precision)
         total, losses, log_normalizer, entropy = vocabulary_operator(*operands)[:4]
     else:
-        head = Head(words, first, softcap, label_smoothing, z_loss, group, group is not None)
+        head = Head(words, first, softcap, label_smoothing, z_loss, group, group is not None, precision)
         total, losses, log_normalizer, entropy = LinearCrossEntropyFunction.apply(h, w, b, targets, coefficients, head)
     shape = labels.shape
     loss = torch.where(ignored, 0.0, losses).reshape(shape) if reduction == "none" else total

@@ -12,18 +12,15 @@ the similarity. They have no `Likelihood`, and no temperature.
 Read next: several_positives.py (likelihoods with several positives).
 """
 
-from typing import Any
-
 import torch
 
 from ..._autocast import without_autocast
 from ..._typing import Float, Int, Tensor
-from ...kernels.losses.logit_losses import each_row
+from ...kernels.losses.logit_losses import each_row, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
-from ...kernels.losses.row_loss import RowLoss
+from ...kernels.losses.similarity_losses import Circle, MultiSimilarity
 from ...kernels.losses.softmax_losses import softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ...special import log_domain
 from ..validation import (
     check_choice,
     check_indices,
@@ -31,7 +28,6 @@ from ..validation import (
     check_positive,
     check_vectors,
     promoted,
-    reduced,
     unit,
     wide,
 )
@@ -71,8 +67,10 @@ def multi_similarity_loss(
     x = _checked(call, vectors, labels, normalize, reduction)
     check_positive(call, alpha=alpha, beta=beta)
     positives, negatives = visible_pairs(call, labels, pairs)
-    A, N = log_sum_exp(-alpha * x, x, None, positives), log_sum_exp(beta * x, x, None, negatives)
-    return reduced(call, softplus(A + alpha * base) / alpha + softplus(N - beta * base) / beta, reduction)
+    rows = MultiSimilarity(x.shape[0], positives, negatives, (alpha, beta, base))
+    if reduction == "none":
+        return each_row(rows, x, x, None)
+    return sum_of_rows(rows, x, x, None, 1 / x.shape[0] if reduction == "mean" else 1.0)
 
 
 @without_autocast
@@ -99,15 +97,18 @@ def circle_loss(
     x = _checked(call, vectors, labels, normalize, reduction)
     check_positive(call, scale=scale)
     positives, negatives = visible_pairs(call, labels, pairs)
-    losses = each_row(_Circle(x.shape[0], positives, negatives, relaxation, scale), x, x, None)
-    if reduction != "mean":
-        return reduced(call, losses, reduction)
+    rows = Circle(x.shape[0], positives, negatives, (relaxation, scale))
+    if reduction == "none":
+        return each_row(rows, x, x, None)
+    total = sum_of_rows(rows, x, x, None, 1.0)
+    if reduction == "sum":
+        return total
     if positives.mask is None or negatives.mask is None:
         members = count_members(labels, labels)
         some = (members > 1) & (members < x.shape[0])
     else:
         some = positives.mask.any(-1) & negatives.mask.any(-1)
-    return losses.sum() / some.sum().clamp(min=1)
+    return total / some.sum().clamp(min=1)
 
 
 @without_autocast
@@ -139,40 +140,6 @@ def proxy_anchor_loss(
     N = log_sum_exp(scale * p, x, None, VisiblePairs(labels=both, same=False))
     some = (A.detach() > -torch.inf).sum().clamp(min=1)
     return softplus(A + scale * margin).sum() / some + softplus(N + scale * margin).mean()
-
-
-class _Circle(RowLoss):
-    """Circle loss of every row of similarities."""
-
-    shift_invariant = False
-
-    def __init__(
-        self,
-        m: int,
-        positives: VisiblePairs,
-        negatives: VisiblePairs,
-        relaxation: float,
-        scale: float,
-        rows: Any = slice(None),
-    ) -> None:
-        self.m, self.sides, self.relaxation, self.scale, self.rows = m, (positives, negatives), relaxation, scale, rows
-
-    def at(self, rows: Any) -> "_Circle":
-        return type(self)(self.m, *self.sides, self.relaxation, self.scale, rows)
-
-    def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-        r, fixed = self.relaxation, s.detach()
-        logits = (
-            -self.scale * (1 + r - fixed).clamp(min=0) * (s - 1 + r),
-            self.scale * (fixed + r).clamp(min=0) * (s - r),
-        )
-        A, N = (self._log_sum(pairs, t) for pairs, t in zip(self.sides, logits, strict=True))
-        some = (A > -torch.inf) & (N > -torch.inf)
-        return softplus(A.where(some, 0.0) + N.where(some, 0.0)).where(some, 0.0)
-
-    def _log_sum(self, pairs: VisiblePairs, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-        hidden = pairs.hidden(self.rows, self.m, slice(None), s.shape[1], s.device)
-        return log_domain.log_sum_exp(s if hidden is None else s.masked_fill(hidden, -torch.inf))
 
 
 def _checked(call: str, vectors: Tensor, labels: Tensor, normalize: bool, reduction: str) -> Float[Tensor, "m d"]:

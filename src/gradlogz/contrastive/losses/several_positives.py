@@ -22,6 +22,7 @@ from ..validation import (
     REDUCTIONS,
     check_choice,
     check_integers,
+    check_precision,
     check_temperature,
     check_vectors,
     promoted,
@@ -49,6 +50,7 @@ def supervised_contrastive(
     denominator: str = "all",
     pairs: MinedPairs | None = None,
     normalize: bool = False,
+    precision: torch.dtype | None = None,
     group: "ProcessGroup | None" = None,
     ring: bool = False,
     reduction: str = "mean",
@@ -72,6 +74,7 @@ def supervised_contrastive(
         group: process group whose vectors (or candidates) are gathered, with their labels. The mean is scaled so that
             its average over processes is that of all anchors with a positive.
         ring: pass the candidates around a ring of processes instead of gathering them, as in info_nce.
+        precision: torch.bfloat16 or torch.float16 for the products of vectors, as in `Likelihood`; not with ring.
     """
     call = "supervised_contrastive"
     check_vectors(call, vectors=vectors, candidates=candidates)
@@ -82,6 +85,7 @@ def supervised_contrastive(
         )
     check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
     check_temperature(call, temperature, vectors)
+    check_precision(call, precision)
     check_choice(call, "denominator", denominator, ("all", "pair"))
     check_choice(call, "reduction", reduction, ("mean", "sum", "none", "pairs"))
     if mean_inside_log and denominator == "pair":
@@ -106,7 +110,14 @@ def supervised_contrastive(
         _check_some(call, "pairs", members > 0, "pairs have no positive")
         constant = members.clamp(min=1).to(z.dtype).log() if mean_inside_log else None
         return _of_positives(
-            SomePositives(m, positives, negatives, kind), z / temperature, x, None, members, reduction, constant
+            SomePositives(m, positives, negatives, kind),
+            z / temperature,
+            x,
+            None,
+            members,
+            reduction,
+            constant,
+            precision,
         )
     if group is not None and ring:
         check_started(call)
@@ -135,9 +146,9 @@ def supervised_contrastive(
     # The mean over positives inside the logarithm is their probability divided by their number.
     constant = members.clamp(min=1).to(z.dtype).log() if mean_inside_log else None
     if group is not None and reduction == "mean":
-        total = _of_positives(rows, z / temperature, x, None, members, "sum", constant)
+        total = _of_positives(rows, z / temperature, x, None, members, "sum", constant, precision)
         return mean_over_processes(total, int(some.sum()), z.device, group)
-    return _of_positives(rows, z / temperature, x, None, members, reduction, constant)
+    return _of_positives(rows, z / temperature, x, None, members, reduction, constant, precision)
 
 
 def _around_the_ring(
@@ -210,13 +221,14 @@ def _of_positives(
     members: Int[Tensor, " m"],
     reduction: str,
     constant: Float[Tensor, " m"] | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     """Losses of rows plus a constant; the mean is over anchors with a positive, or over all pairs of positives."""
     if reduction in ("none", "pairs"):
-        losses = each_row(rows, eta, x, bias)
+        losses = each_row(rows, eta, x, bias, precision=precision)
         losses = losses if constant is None else losses + constant
         return losses if reduction == "none" else (losses * members).sum() / members.sum().clamp(min=1)
-    total = sum_of_rows(rows, eta, x, bias, 1.0)
+    total = sum_of_rows(rows, eta, x, bias, 1.0, precision=precision)
     total = total if constant is None else total + constant.sum()
     return total if reduction == "sum" else total / (members > 0).sum().clamp(min=1)
 

@@ -41,6 +41,7 @@ def siglip(
     positive: Int[Tensor, " m"] | None = None,
     ids: Ids | None = None,
     normalize: bool = False,
+    precision: torch.dtype | None = None,
     group: "ProcessGroup | None" = None,
     ring: bool = False,
     reduction: str = "mean",
@@ -49,15 +50,15 @@ def siglip(
 
         loss_i = -log sigmoid(s_i+ + offset) - sum_{j != +} log sigmoid(-s_ij - offset)
 
-    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives and
-    `group` and `ring` compare with the candidates of all processes, as in info_nce.
+    Denominator: none. The loss is a sum over candidates and a mean over anchors. `ids` exclude false negatives, and
+    `group` and `ring` compare with the candidates of all processes, as in info_nce. `precision` is not used with ring.
     """
     call = "siglip"
     check_choice(call, "reduction", reduction, REDUCTIONS)
     if normalize:
         check_vectors(call, anchor=anchor, candidates=candidates)
         anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
-    options: Any = {"temperature": temperature, "positive": positive, "ids": ids, "call": call}
+    options: Any = {"temperature": temperature, "positive": positive, "ids": ids, "precision": precision, "call": call}
     check_ring(call, ring, group)
     if group is not None and ring:
         family = Likelihood(anchor, candidates, **options)
@@ -74,10 +75,11 @@ def siglip(
     pairs_of_ids = family.ids if isinstance(family.ids, tuple) else None
     rows = Sigmoids(eta.shape[0], positive, VisiblePairs(labels=pairs_of_ids, same=False))
     if reduction == "none":
-        return each_row(rows, eta, x, shift)
+        return each_row(rows, eta, x, shift, precision=precision)
     if group is not None and reduction == "mean":
-        return mean_over_processes(sum_of_rows(rows, eta, x, shift, 1.0), eta.shape[0], eta.device, group)
-    return sum_of_rows(rows, eta, x, shift, 1 / eta.shape[0] if reduction == "mean" else 1.0)
+        total = sum_of_rows(rows, eta, x, shift, 1.0, precision=precision)
+        return mean_over_processes(total, eta.shape[0], eta.device, group)
+    return sum_of_rows(rows, eta, x, shift, 1 / eta.shape[0] if reduction == "mean" else 1.0, precision=precision)
 
 
 def _around_the_ring(

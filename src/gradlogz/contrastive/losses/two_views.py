@@ -72,8 +72,9 @@ def clip_loss(
         return (there + back) / 2
     one = Likelihood(a, b, names=("a", "b"), **options)
     m = a.shape[0]
-    largest = COMPILED_MATRIX if is_compiled(a, b, None, precision) else ONE_MATRIX
-    if reduction != "none" and log_weights is None and m * m <= largest:
+    compiled = is_compiled(a, b, None, precision)
+    at_once = (compiled and a.is_cuda) or m * m <= (COMPILED_MATRIX if compiled else ONE_MATRIX)
+    if reduction != "none" and log_weights is None and at_once:
         negatives = VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False)
         coefficient = 1 / m if reduction == "mean" else 1.0
         eta, factor = (one.eta, 1.0) if isinstance(temperature, Tensor) else (one.anchor, 1 / temperature)

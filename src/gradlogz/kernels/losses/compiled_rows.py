@@ -183,10 +183,10 @@ def layout(m: int, n: int, d: int, is_clip: bool, max_threads: int) -> RowPlan:
 
 
 def sum_and_gradients(
-    problem: Problem,
     query: Float[Tensor, "m d"],
     key: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
+    problem: Problem,
     coefficient: float,
     factor: float,
     wanted: Sequence[bool],

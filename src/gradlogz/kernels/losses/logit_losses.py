@@ -10,9 +10,11 @@ products of matrices in all, as for a dense loss, in linear memory. Without a re
 the blocks are recomputed (rowwise.py). Inside torch.func transforms and under torch.compile the loss is ordinary torch
 code.
 
-Read next: softmax_losses.py (the functions), pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
+Read next: softmax_losses.py (the functions), compiled_rows.py (on a CPU), tiled_rows.py (on a GPU),
+pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from .rowwise import rowwise
 # Number of logits up to which they are computed at once: 1 MiB of float32.
 DENSE = 1 << 18
 COMPILED = f"{__package__}.compiled_rows"
+TILED = f"{__package__}.tiled_rows"
 
 
 def is_special(*tensors: Tensor | None) -> bool:
@@ -53,22 +56,36 @@ def sum_of_rows(
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
     if is_compiled(query, key, bias, precision):
         problem = loss.problem()
-        if problem is not None:
-            return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor)
+        if problem is not None and (not query.is_cuda or _tiles_serve(problem, query)):
+            return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
     return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
 
 
 def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
-    """True if the sum of a loss of these operands may be computed by compiled_rows.py."""
+    """True if the sum of a loss of these operands may be computed by compiled_rows.py or tiled_rows.py."""
+    if not query.dtype is key.dtype is torch.float32 or query.is_meta:
+        return False
+    if bias is not None and not (bias.ndim == 1 and bias.dtype is torch.float32):
+        return False
+    if query.is_cuda:
+        return precision is torch.bfloat16 and _tiles_run_on(query.device) and not is_special(query, key, bias)
     return (
-        query.dtype is key.dtype is torch.float32
-        and precision is None
-        and not (query.is_cuda or query.is_meta)
+        precision is None
         and query.device.type == "cpu"
-        and (bias is None or (bias.ndim == 1 and bias.dtype is torch.float32))
         and not (query.is_neg() or key.is_neg() or query._is_zerotensor() or key._is_zerotensor())
         and kernel_module(COMPILED, "numba") is not None
     )
+
+
+@cache
+def _tiles_run_on(device: torch.device) -> bool:
+    """True if a GPU multiplies bfloat16 by tiles, and Triton is installed."""
+    return torch.cuda.get_device_capability(device)[0] >= 8 and kernel_module(TILED, "triton") is not None
+
+
+def _tiles_serve(problem: Problem, query: Tensor) -> bool:
+    kernel: Any = kernel_module(TILED, "triton")
+    return kernel.serves(problem.kind, query.shape[1], query.device)
 
 
 def each_row(
@@ -206,11 +223,13 @@ class _CompiledSum(torch.autograd.Function):
         problem: Problem,
         coefficient: float,
         factor: float,
+        precision: torch.dtype | None,
     ) -> Tensor:
-        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, None
+        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, precision
         wanted = ctx.needs_input_grad[:3]
-        kernel: Any = kernel_module(COMPILED, "numba")
-        result = kernel.sum_and_gradients(problem, query, key, bias, coefficient, factor, wanted)
+        kernel: Any = kernel_module(COMPILED, "numba") if precision is None else kernel_module(TILED, "triton")
+        arguments = query, key, bias, problem, coefficient, factor, wanted
+        result = kernel.sum_and_gradients(*arguments, *(() if precision is None else (precision,)))
         if result is None:
             k = _centred(loss, key)
             losses, slope = _evaluated(loss, query, k, bias, factor, any(wanted))
@@ -226,12 +245,13 @@ class _CompiledSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             with autocast_disabled(gradient):
-                return *_twice(ctx, gradient, per_row=False), None, None, None, None
+                return *_twice(ctx, gradient, per_row=False), None, None, None, None, None
         _, _, _, dq, dk, dbias = ctx.saved_tensors
         return (
             None if dq is None else dq * gradient,
             None if dk is None else dk * gradient,
             None if dbias is None else dbias * gradient,
+            None,
             None,
             None,
             None,

@@ -32,7 +32,7 @@ def softplus(x: Tensor) -> Tensor:
     return -logsigmoid(-x)
 
 
-def _exponentials(s: Float[Tensor, "r n"]) -> tuple[Tensor, Tensor, Tensor]:
+def exponentials(s: Float[Tensor, "r n"]) -> tuple[Tensor, Tensor, Tensor]:
     """exp(s - top), which overwrites s, their sums z [r, 1], and log-sum-exp [r]; a row may be all -inf.
 
     Masks make such rows, and so do log weights and biases of -inf.
@@ -108,7 +108,7 @@ class OnePositive(RowLoss):
             s.scatter_(1, index, -torch.inf)
         if hidden is not None:
             s.masked_fill_(hidden, -torch.inf)
-        slope, total, negatives = _exponentials(s)
+        slope, total, negatives = exponentials(s)
         behind = negatives.sub_(positive)
         if not isinstance(self.margin, float) or self.margin:
             behind += self.margin
@@ -219,14 +219,14 @@ class SomePositives(RowLoss):
         no_positive, no_negative = self._masks(s)
         number = s.shape[1] - no_positive.sum(-1)
         count, some = number.clamp(min=1).to(s.dtype), number > 0
-        below, below_total, negatives = _exponentials(s.masked_fill(no_negative, -torch.inf))
+        below, below_total, negatives = exponentials(s.masked_fill(no_negative, -torch.inf))
         if self.kind == "pair":
             behind = torch.sub(negatives.unsqueeze(-1), s, out=s).masked_fill_(no_positive, -torch.inf)
             losses = softplus(behind).sum(-1).div_(count)
             share = behind.sigmoid_().div_(count.unsqueeze(-1))
             return losses, below.mul_(share.sum(-1, keepdim=True).div_(below_total)).sub_(share)
         mean = s.masked_fill(no_positive, 0.0).sum(-1).div_(count) if self.kind == "mean" else None
-        above, above_total, mass = _exponentials(s.masked_fill_(no_positive, -torch.inf))
+        above, above_total, mass = exponentials(s.masked_fill_(no_positive, -torch.inf))
         mass.masked_fill_(~some, 0.0)
         behind = negatives.sub_(mass)
         losses, share = softplus(behind), behind.sigmoid().masked_fill_(~some, 0.0).unsqueeze(-1)

@@ -22,6 +22,7 @@ from torch import distributed
 from ..._autocast import autocast_disabled
 from ..._typing import Float, Int, Tensor
 from ..attention.blocked import logits_at_once
+from .float32_products import HALVES, add_product
 from .softmax_losses import softplus
 
 # A block has at least so many tokens, since each block reads all weights.
@@ -29,7 +30,10 @@ TOKENS = 128
 
 
 class Head(NamedTuple):
-    """Settings of the loss: number of words on all processes, first word of this one, and the process group."""
+    """Settings of the loss: number of words on all processes, first word of this one, and the process group.
+
+    With a half `precision`, hidden states, weights and slopes are rounded to it before they are multiplied.
+    """
 
     words: int
     first: int
@@ -38,6 +42,7 @@ class Head(NamedTuple):
     z_loss: float
     group: Any = None
     divided: bool = False
+    precision: torch.dtype | None = None
 
 
 class Tokens(NamedTuple):
@@ -71,6 +76,7 @@ def evaluate(
     """Loss, log normaliser and entropy of all tokens, and the gradients of the sum of coefficient times loss."""
     result = Tokens(*(hidden.new_empty(hidden.shape[0]) for _ in range(3)))
     zeros = _zeros(hidden, weight, bias) if gradients else []
+    hidden, weight = _rounded(hidden, head), _rounded(weight, head)
     for rows in _blocks(hidden, weight):
         block = _block(hidden[rows], weight, bias, labels[rows], head)
         for everything, part in zip(result, block.tokens, strict=True):
@@ -91,6 +97,7 @@ def pull_back(
 ) -> list[Tensor]:
     """Gradients from cotangents of the loss, log normaliser and entropy of every token; blocks are recomputed."""
     zeros = _zeros(hidden, weight, bias)
+    hidden, weight = _rounded(hidden, head), _rounded(weight, head)
     for rows in _blocks(hidden, weight):
         block = _block(hidden[rows], weight, bias, labels[rows], head)
         loss, log_normalizer, entropy = (None if c is None else c[rows] for c in cotangents)
@@ -112,7 +119,7 @@ def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 def _block(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: Head) -> _Block:
     """Logits and softmax of a block of tokens."""
-    s = torch.mm(hidden, weight.mT)
+    s = _product(hidden, weight.mT)
     if bias is not None:
         s += bias
     if head.softcap is not None:
@@ -177,10 +184,21 @@ def _zeros(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
 
 
 def _add(grads: list[Tensor], rows: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None, slope: Tensor) -> None:
-    torch.mm(slope, weight, out=grads[0][rows])
-    grads[1].addmm_(slope.mT, hidden[rows])
     if bias is not None:
         grads[2].add_(slope.sum(0))
+    slope = slope.to(weight.dtype)
+    add_product(grads[0][rows], slope, weight, beta=0.0)
+    add_product(grads[1], slope.mT, hidden[rows])
+
+
+def _rounded(tensor: Tensor, head: Head) -> Tensor:
+    return tensor if head.precision is None else tensor.to(head.precision)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Product of matrices, in float32 for operands in half precision."""
+    dtype = torch.float32 if a.dtype in HALVES else a.dtype
+    return add_product(torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device), a, b, beta=0.0)
 
 
 def _over_processes(tensor: Tensor, head: Head, operation: Any) -> Tensor:
@@ -240,9 +258,10 @@ def vocabulary_operator(
     softcap: float | None,
     smoothing: float,
     z_loss: float,
+    precision: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sum of the loss, its parts of every token, and gradients of the sum in hidden, weight and bias."""
-    head = Head(weight.shape[0], 0, softcap, smoothing, z_loss)
+    head = Head(weight.shape[0], 0, softcap, smoothing, z_loss, precision=precision)
     tokens, grads = evaluate(hidden, weight, bias, labels, coefficients, head, True)
     grad_bias = grads[2] if bias is not None else weight.new_empty(0)
     return (tokens.loss * coefficients).sum(), *tokens, grads[0], grads[1], grad_bias
@@ -258,8 +277,9 @@ def _(
     softcap: float | None,
     smoothing: float,
     z_loss: float,
+    precision: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
-    del labels, softcap, smoothing, z_loss
+    del labels, softcap, smoothing, z_loss, precision
     per_token = [torch.empty_like(coefficients) for _ in range(3)]
     grad_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
     return hidden.new_empty(()), *per_token, torch.empty_like(hidden), torch.empty_like(weight), grad_bias
@@ -277,9 +297,10 @@ def vocabulary_backward_operator(
     softcap: float | None,
     smoothing: float,
     z_loss: float,
+    precision: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients from cotangents of single tokens."""
-    head = Head(weight.shape[0], 0, softcap, smoothing, z_loss)
+    head = Head(weight.shape[0], 0, softcap, smoothing, z_loss, precision=precision)
     grads = pull_back(hidden, weight, bias, labels, (loss, log_normalizer, entropy), head)
     return grads[0], grads[1], grads[2] if bias is not None else weight.new_empty(0)
 
@@ -296,8 +317,9 @@ def _(
     softcap: float | None,
     smoothing: float,
     z_loss: float,
+    precision: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del labels, loss, log_normalizer, entropy, softcap, smoothing, z_loss
+    del labels, loss, log_normalizer, entropy, softcap, smoothing, z_loss, precision
     grad_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
     return torch.empty_like(hidden), torch.empty_like(weight), grad_bias
 
@@ -315,7 +337,7 @@ def _differentiate(ctx: Any, total: Optional, *cotangents: Optional) -> tuple[Op
         more = vocabulary_backward_operator(hidden, weight, bias, labels, *cotangents[:3], *ctx.settings)
         result = [a + b for a, b in zip(result, more, strict=True)] if result else list(more)
     grad_hidden, grad_weight, grad_bias = result
-    return grad_hidden, grad_weight, None if bias is None else grad_bias, None, None, None, None, None
+    return grad_hidden, grad_weight, None if bias is None else grad_bias, *[None] * 6
 
 
 vocabulary_operator.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,102 @@
+"""Losses of rows by the tiles of a GPU: values and gradients are those of the definition, written out in float64.
+
+The kernels run in Triton's interpreter, in float32; on a GPU tests/device compares them in half precision.
+"""
+
+import pytest
+import torch
+
+from gradlogz.kernels.losses.row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS
+from support.row_loss_cases import Case, cases, derivatives
+from support.scales import close
+
+tiled_rows = pytest.importorskip("gradlogz.kernels.losses.tiled_rows", reason="needs Triton")
+pytestmark = pytest.mark.usefixtures("bounds_of_loops")
+COEFFICIENT, FACTOR = 0.37, 1.9
+ALL = 1 << 27  # one block of rows; with 1 each row of tiles is a block
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    small = tiled_rows.Tiling(32, 32, 32, 4, 1)
+    monkeypatch.setattr(tiled_rows, "TILINGS", dict.fromkeys(tiled_rows.TILINGS, small))
+
+
+def by_tiles(problem, q, k, b, wanted=(True, True, True)):
+    return tiled_rows.sum_and_gradients(q, k, b, problem, COEFFICIENT, FACTOR, wanted, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "biased", "slopes", "stored_from"),
+    [
+        ((70, 70, 24), False, ALL, 256),
+        ((64, 64, 40), True, 1, 256),
+        ((50, 37, 33), True, ALL, 256),
+        ((1, 70, 16), False, 1, 256),
+        ((50, 37, 33), True, ALL, 1),
+        ((70, 70, 24), False, 1, 1),
+    ],
+)
+def test_values_and_gradients(shape, biased, slopes, stored_from, monkeypatch):
+    monkeypatch.setattr(tiled_rows, "STORED_FROM", stored_from)
+    monkeypatch.setattr(tiled_rows, "SLOPES", slopes)
+    c = Case(*shape)
+    for _, loss, formula in cases(c):
+        problem = loss.problem()
+        if problem.kind == PAIR:
+            continue
+        tensors = [0.3 * c.query, c.key, *([c.bias] if biased else [])]
+
+        def by_definition(q, k, b=None, formula=formula):
+            s = FACTOR * q @ k.mT
+            return COEFFICIENT * formula(s if b is None else s + b).sum() / 2
+
+        total, grads = by_tiles(problem, *tensors[:2], tensors[2] if biased else None)
+        expected = derivatives(by_definition, [t.double() for t in tensors])
+        expected[0] *= 2
+        found = [total, *(g for g in grads if g is not None)]
+        for got, want in zip(found, expected, strict=True):
+            close(got.double(), want, scale=float(want.abs().max()) + 1.0, tolerance=2e-5)
+
+
+def test_logits_far_apart_keep_their_digits():
+    """Logits of +-1e4: the sums are relative to the largest negative of each row and column."""
+    c = Case(40, 40, 16)
+    c.query, c.key = 60 * torch.eye(40, 16), 90 * torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+    for name, loss, formula in cases(c):
+        problem = loss.problem()
+        if problem.kind != PAIR and problem.mask is None and "sigmoids" not in name:
+            total, grads = by_tiles(problem, c.query, c.key, None)
+            logits = FACTOR * c.query.double() @ c.key.double().mT
+            rows = formula(logits)
+            close(total.double(), COEFFICIENT * rows.sum(), scale=float(rows.sum().abs()) + 1.0, tolerance=1e-5)
+            assert all(bool(g.isfinite().all()) for g in grads if g is not None)
+
+
+def test_only_what_is_wanted_is_computed():
+    c = Case(40, 40, 16)
+    _, loss, _ = next(cases(c))
+    both = by_tiles(loss.problem(), c.query, c.key, None)
+    for wanted in ((True, False, False), (False, True, False), (False, False, False)):
+        total, grads = by_tiles(loss.problem(), c.query, c.key, None, wanted)
+        assert torch.equal(total, both[0])
+        for want, gradient, expected in zip(wanted, grads, both[1], strict=True):
+            assert torch.equal(gradient, expected) if want else gradient is None
+
+
+@pytest.mark.parametrize("kind", [ONE, MEAN, MASS, SIGMOIDS, CLIP])
+def test_right_kernels_pass_their_check_and_wrong_ones_do_not(kind, monkeypatch):
+    monkeypatch.setattr(tiled_rows, "HALF", torch.float32)  # the interpreter multiplies the bits of bfloat16
+    tiled_rows.is_right.cache_clear()
+    assert tiled_rows.is_right(kind, False, torch.device("cpu"))
+    tiled_rows.is_right.cache_clear()
+    right = tiled_rows.sum_and_gradients
+
+    def wrong(*arguments):
+        total, (dq, dk, dbias) = right(*arguments)
+        return total, [dq, dk.roll(1, 0), dbias]
+
+    monkeypatch.setattr(tiled_rows, "sum_and_gradients", wrong)
+    with pytest.warns(RuntimeWarning, match="wrong"):
+        assert not tiled_rows.is_right(kind, False, torch.device("cpu"))
+    tiled_rows.is_right.cache_clear()
