@@ -4,6 +4,9 @@
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
+Both make B positive semidefinite, and so do equal query and key matrices without any training. A head therefore
+supports the claim only if B is also more aligned with one of these targets than under random rotations.
+
 All matrices are represented by factors of d columns. No value changes with the basis of queries and keys, W_q to W_q M
 and W_k to W_k M^-T.
 
@@ -11,6 +14,7 @@ Read next: symmetry.py (published scores), tie.py.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,19 +28,23 @@ from ..hypothesis_tests import (
     TEST_DETAILS,
     Bounds,
     absent,
+    against_null,
     band,
     conclude,
+    head_of,
+    is_majority,
     judge,
     measured,
     median_detail,
     outside,
+    practically_null,
 )
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed, prediction_band
 from .observables.attention_distance import (
     OVER,
@@ -54,7 +62,9 @@ from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, tok
 POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
+TARGETS = WITH_C, WITH_INVERSE, FISHER
 SUPPORTS = 0.9
+LEAST = 0.025  # smallest difference of the positive cosine to that of random matrices
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 20  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
@@ -90,14 +100,23 @@ _OF_FORMS = {
 DECLARATION = Declaration(
     title="Positive QK matrices",
     kind=PREDICTED,
-    claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
+    claim=(
+        "The QK matrix W_q W_k^T of each head is symmetric positive semidefinite and aligned with the Fisher "
+        "information of its attended tokens, or with the covariance of the tokens or its inverse."
+    ),
     formula=(
         "positive cosine = |B_+| / |B| of the QK matrix B = W_q W_k^T of a head, where B_+ is the positive "
         "semidefinite part of (B + B^T)/2: the cosine of B with the nearest positive semidefinite matrix (Frobenius "
         "norm)"
     ),
-    supports=f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null.",
-    refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
+    supports=(
+        f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null, and the cosine of B with one "
+        "of the three targets is above its own random-rotation null."
+    ),
+    refutes=(
+        f"Opposed: the positive cosine is more than {LEAST:g} below the random-rotation null, and below its band: B is "
+        "closer to a negative matrix than random ones are."
+    ),
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
@@ -112,27 +131,34 @@ DECLARATION = Declaration(
         "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
         "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
         "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
-        "What this cannot tell: positivity is necessary for both conjectures and not sufficient. W_q = W_k gives it "
-        "without any training, and so does an architecture that shares both matrices: the rotations tell related "
-        "matrices from unrelated ones. The cosines with Cov, its inverse and the Fisher information tell which "
-        "positive matrix B is.",
+        "Positivity is necessary for both conjectures and not sufficient: W_q = W_k gives it without any training, and "
+        "so does an architecture that shares both matrices. Their positive directions are not those of the tokens, "
+        "which is what the null of the targets tells: it keeps all eigenvalues of B_s. A head is tested against three "
+        "targets, so that the smallest of three p-values is multiplied by 3 (Bonferroni).",
         OVER_METHOD,
     ),
     decision_rule=(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
-        "directly. Refutation asks the null: a head above the band of random rotations and below the bound of support "
-        "is inconclusive, and its cosine is the effect size. The verdict on the model is that of more than half of its "
-        "heads. The other cosines are not judged."
+        "directly. Support needs both conditions (intersection–union test: the larger p-value counts). A head that is "
+        "no more positive than random matrices neither supports nor refutes the claim; if its positive cosine is "
+        f"within {LEAST:g} of their mean, it is counted as unrelated. The verdict on the model is that of more than "
+        "half of its heads."
     ),
     bounds={
         f"{SUPPORTS:g}": (
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
             "with W_k = 0.75 W_q + noise, planted, lie at this bound."
         ),
+        f"{LEAST:g}": (
+            f"Half of {2 * LEAST:g}, the difference that a cosine of W_q and W_k of ±{4 * LEAST:g} makes, the smallest "
+            "one called interesting: with W_k = c W_q + sqrt(1 - c²) noise the eigenvalues of (B + B^T)/2 are (c ± "
+            "1)/2 in a wide stream, and the positive cosine is (1 + c)/2."
+        ),
     },
     interesting=(
-        "Any value beyond a bound: there is no sampling error. Random matrices have 0.5, symmetric matrices with as "
-        "many positive as negative eigenvalues 0.71."
+        "Support: a cosine of W_q and W_k of 0.85 on the principal axes of the tokens; refutation: one of -0.1. "
+        "Random matrices have a positive cosine of 0.5, symmetric matrices with as many positive as negative "
+        "eigenvalues 0.71."
     ),
     power=planted_power("qk_geometry"),
     quantities={
@@ -147,17 +173,16 @@ DECLARATION = Declaration(
         "relation of its sides; a cosine does not depend on scale."
     ),
     null="random-rotation null",
-    correction="",
+    outcomes=("support the claim", "are opposed"),
     details={
-        **{
-            name: Label(f"median {name}", null="rotation null", counted="above the rotation null")
-            for name in (WITH_C, WITH_INVERSE, FISHER)
-        },
+        "unrelated": Label("unrelated heads"),
+        **{name: Label(f"median {name}", null="rotation null", counted="above the rotation null") for name in TARGETS},
         **OVER_DETAILS,
         **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        "unrelated": "Most heads are no more positive than random matrices.",
         **OVER_REMARKS,
     },
     labels={
@@ -247,21 +272,35 @@ def null(
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    judged = judge(findings, POSITIVE, _bounds)
-    cosines = []
-    for quantity in (WITH_C, WITH_INVERSE, FISHER):
+    """Judge every head by its positive cosine and its targets; count heads that are unrelated, or above a null."""
+    judged = judge(findings, POSITIVE, _bounds, needs=_aligned(findings))
+    unrelated, cosines = practically_null("unrelated", findings, POSITIVE, LEAST), []
+    for quantity in TARGETS:
         rows = [f for f in findings if f.quantity == quantity]
         if rows:
             above = sum(stands and f.value > f.null for f, stands in zip(rows, outside(rows), strict=True))
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
-    return conclude(judged, POSITIVE, details=(*cosines, *details), remarks=remarks)
+    if is_majority(unrelated):
+        remarks = (Remark("unrelated"), *remarks)
+    return conclude(judged, POSITIVE, details=(unrelated, *cosines, *details), remarks=remarks)
 
 
 def _bounds(f: Finding) -> Bounds:
-    null = -math.inf if math.isnan(f.null_high) else f.null_high
-    return Bounds(max(SUPPORTS, null), null)
+    if math.isnan(f.null_high):
+        return Bounds(math.inf, -math.inf)
+    return Bounds(max(SUPPORTS, f.null_high), min(f.null - LEAST, f.null_low))
+
+
+def _aligned(findings: Sequence[Finding]) -> Float[Tensor, " n"]:
+    """p-value of each head that its QK matrix is not more aligned with any of the targets than at random."""
+    heads = [head_of(f) for f in findings if f.quantity == POSITIVE]
+    smallest = dict.fromkeys(heads, math.nan)
+    for quantity in TARGETS:
+        rows = [f for f in findings if f.quantity == quantity]
+        for f, p in zip(rows, against_null(rows)[0].tolist(), strict=True):
+            smallest[head_of(f)] = min(p, smallest.get(head_of(f), math.nan), key=lambda x: (math.isnan(x), x))
+    return (len(TARGETS) * torch.tensor([smallest[head] for head in heads], dtype=torch.float64)).clamp(max=1.0)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
