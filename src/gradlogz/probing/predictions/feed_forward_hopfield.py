@@ -210,13 +210,13 @@ def _columns(layer: FeedForwardMap, sublayer: Sublayer, tokens: _Tokens) -> Floa
 
 def _on_stream(W: Float[Tensor, "H D"], sublayer: Sublayer, norm: Norm | None) -> Float[Tensor, "H D"]:
     """Reading vectors as vectors of the residual stream, with the gain of the norm before the sublayer."""
-    return centred(W if sublayer.reads is None else W * sublayer.reads.gain.to(W), norm)
+    return centred(W if sublayer.reads is None else W * sublayer.reads.beside(W)[0], norm)
 
 
 def _of_update(W: Float[Tensor, "H D"], sublayer: Sublayer, norm: Norm | None) -> Float[Tensor, "H D"]:
     """Output vectors as parts of the update, with the gain of a norm after the sublayer."""
     closes = sublayer.closes
-    return centred(W if closes is None else centred(W, closes) * closes.gain.to(W), norm)
+    return centred(W if closes is None else centred(W, closes) * closes.beside(W)[0], norm)
 
 
 def _unit(vectors: Float[Tensor, "H D"]) -> tuple[Float[Tensor, "H D"], Float[Tensor, " H"]]:
@@ -257,7 +257,8 @@ def _input(x: Float[Tensor, "... D"], sublayer: Sublayer) -> Float[Tensor, "... 
         return x
     x = centred(x, norm)
     size = x.square().mean(-1, keepdim=True).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
-    return x / size * norm.gain.to(x) + norm.bias.to(x)
+    gain, bias = norm.beside(x)
+    return x / size * gain + bias
 
 
 @lru_cache
