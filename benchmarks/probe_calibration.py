@@ -183,7 +183,7 @@ PLANTED = {
         (-1.0, -0.5, -0.1, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0),
     ),
     "following": Planted(
-        lambda strength, seed: on_token_axes(seed, strength, 0.5),
+        lambda strength, seed: on_token_axes(seed, strength, 0.25),
         ("qk_geometry",),
         (0.0, 0.5, 0.75, 0.85, 1.0),
         128,
@@ -315,14 +315,14 @@ def stored(path: Path) -> Iterator[tuple[Task, dict[str, list[list[Any]]]]]:
 
 def table_of(tasks: list[Task], path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Return counts of verdicts by setting and claim, and the median values of the rows."""
-    wanted = {*tasks}
+    measured_rows: dict[Task, dict[str, list[list[Any]]]] = {task._replace(claims=()): {} for task in tasks}
+    for task, rows in stored(path):  # the last measurement of a claim counts
+        measured_rows.get(task._replace(claims=()), {}).update(rows)
     table: dict[str, dict[str, dict[str, Any]]] = {}
-    for task, rows in stored(path):
-        if task not in wanted:
-            continue
+    for task, rows in measured_rows.items():
         setting = f"{task.kind}: {task.name}" + (f": {task.strength:g}" if task.kind == "planted" else "")
-        results = {claim: each for name in task.claims for claim, each in judged(name, rows[name]).items()}
-        if task.kind == "random" and {*UNRELATED} <= {*task.claims}:
+        results = {claim: each for name in rows for claim, each in judged(name, rows[name]).items()}
+        if task.kind == "random" and {*UNRELATED} <= {*rows}:
             verdicts = [v for name in UNRELATED if (v := results[name]["model"]) in ("supported", "refuted")]
             results[ANY] = {"model": (verdicts or ["inconclusive"])[0], "rows": Counter(), "values": []}
         for claim, result in results.items():

@@ -125,10 +125,13 @@ DECLARATION = Declaration(
         "norm), the scale parameters of these norms are part of W_q and W_k, but the division of each query and key by "
         "its norm is left out.",
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
-        "information the head dimension. For five quantities the null is B R in place of B, with a random rotation R "
-        "of the inputs of the keys. For the positive cosine, the symmetric share and the positive share, "
-        f"{DRAWS} rotations are drawn. For the cosine with I and the whitened cosine the null is known: mean 0, "
-        "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
+        "information the head dimension. For the positive cosine, the symmetric share and the positive share the null "
+        f"is P S O S Q^T in place of B = P S Q^T (singular value decomposition), with {DRAWS} random rotations O. On "
+        "average it has the second moments B B^T and B^T B of B, up to a factor: both sides read the same axes of the "
+        "stream as those of B and are unrelated otherwise. Rotations of the whole stream would also destroy common "
+        "axes, which untrained matrices share where tokens have few directions. For the cosine with I and the whitened "
+        "cosine the null is B R, with a random rotation R of the inputs of the keys: mean 0, standard deviation "
+        "sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
         "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
         "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
         "Positivity is necessary for both conjectures and not sufficient: W_q = W_k gives it without any training, and "
@@ -169,8 +172,8 @@ DECLARATION = Declaration(
     },
     statistic="median cosine of QK matrices with their positive part",
     null_reason=(
-        f"{DRAWS} rotations of the inputs of the keys keep the spectrum of the QK matrix and destroy the "
-        "relation of its sides; a cosine does not depend on scale."
+        f"{DRAWS} rotations between queries and keys keep the axes of the stream that each of both sides reads, and "
+        "destroy the relation of the sides; a cosine does not depend on scale."
     ),
     null="random-rotation null",
     outcomes=("support the claim", "are opposed"),
@@ -256,8 +259,8 @@ def null(
         in_metrics = _InMetrics(E.mT @ U, E.mT @ V, _covariance(read.total(), weights, E).unsqueeze(0))
         for name, turn in (("", None), *(() if R is None else ((OVER, R[:1]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            spectrum = _singular_values(_gram(U if turn is None else U @ turn[0], V))
-            draws = [_alone(_rotated(spectrum, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            sides = _sides(_gram(U if turn is None else U @ turn[0], V))
+            draws = [_alone(_unrelated(sides, turned)) for turned in _rotations(U.shape[-1], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
                 mean, arm = prediction_band(torch.stack(values))
                 rows += _rows(layer, quantity + name, mean, arm)
@@ -342,18 +345,31 @@ def _gram(U: Tensor, V: Tensor) -> Tensor:
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
-def _singular_values(gram: Tensor) -> Float[Tensor, "h d"]:
-    """Singular values of U Vᵀ, from the Gram matrix of their columns; they do not depend on the basis of both."""
+class _Sides(NamedTuple):
+    """Singular values S and overlaps PᵀQ of B = P S Qᵀ, which do not depend on the basis of both factors of B."""
+
+    singular: Float[Tensor, "h d"]
+    overlap: Float[Tensor, "h d d"]
+
+
+def _sides(gram: Tensor) -> _Sides:
+    """Sides of U Vᵀ from the Gram matrix of the columns of U and V."""
     d = gram.shape[-1] // 2
-    return torch.linalg.svdvals(_root(gram[..., :d, :d]) @ _root(gram[..., d:, d:]))
+    root_u, root_v = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
+    a, S, b = torch.linalg.svd(root_u @ root_v)  # U = X root_u and V = Y root_v with orthonormal X and Y
+    XY = torch.linalg.pinv(root_u, hermitian=True) @ gram[..., :d, d:] @ torch.linalg.pinv(root_v, hermitian=True)
+    overlap = a.mT @ XY @ b.mT
+    # Singular vectors have a sign for each pair: those of the first row of the overlap are made positive.
+    sign = torch.where(overlap[..., 0, :] < 0, -1.0, 1.0) * torch.where(overlap[..., :1, 0] < 0, -1.0, 1.0)
+    return _Sides(S, sign.unsqueeze(-1) * overlap * sign.unsqueeze(-2))
 
 
-def _rotated(spectrum: Float[Tensor, "h d"], turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
-    """Gram matrix of P S^½ and Q S^½ for P S Qᵀ with these singular values, and PᵀQ = `turned`."""
-    root = spectrum.sqrt()
-    across = root.unsqueeze(-1) * turned * root.unsqueeze(-2)
-    same = torch.diag_embed(spectrum)
-    return torch.cat((torch.cat((same, across), -1), torch.cat((across.mT, same), -1)), -2)
+def _unrelated(sides: _Sides, turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
+    """Gram matrix of P S O and Q S: both sides of B read the same directions as before, in another relation."""
+    S = sides.singular
+    across = turned.mT @ (S.unsqueeze(-1) * sides.overlap * S.unsqueeze(-2))
+    square = (S.square().unsqueeze(-2) * turned.mT) @ turned
+    return torch.cat((torch.cat((square, across), -1), torch.cat((across.mT, S.square().diag_embed()), -1)), -2)
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
@@ -382,11 +398,10 @@ def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (positive.square().sum(-1) / size).sqrt(), symmetric, positive.sum(-1) / eigenvalues.abs().sum(-1)
 
 
-def _rotations(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """First d rows and columns of random rotations of R^D, [DRAWS, d, d]."""
-    D, d = shape
-    Q, R = torch.linalg.qr(torch.randn(DRAWS, D, d, generator=generator, dtype=torch.float64))
-    return Q[:, :d] * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+def _rotations(d: int, generator: torch.Generator) -> Float[Tensor, "r d d"]:
+    """Random rotations of R^d."""
+    Q, R = torch.linalg.qr(torch.randn(DRAWS, d, d, generator=generator, dtype=torch.float64))
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
 def _root(symmetric: Tensor) -> Tensor:
