@@ -1,9 +1,9 @@
-"""Results of the probe for four models, and for two of them on another text, from the folders of their runs.
+"""Results of the probe for four models, and for one of them on another text, from the folders of their runs.
 
 gradlogz probe minilm --out runs/minilm                    and likewise rxnmapper, rxnfp, smollm2
 python benchmarks/findings.py --text runs/readmes.jsonl    writes the other text: descriptions of installed packages
-gradlogz probe minilm --text runs/readmes.jsonl --out runs/minilm-readmes         and likewise smollm2
-python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes,smollm2-readmes}
+gradlogz probe minilm --text runs/readmes.jsonl --out runs/minilm-readmes
+python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes}
 """
 
 import json

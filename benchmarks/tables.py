@@ -240,14 +240,14 @@ def findings() -> str:
 
 
 def findings_of_texts() -> str:
-    """The same for the models that read two texts: the default one, and descriptions of packages."""
+    """Verdicts on the models that read two texts, the default one and descriptions of packages, one column per run."""
     twice = [row["run"].removesuffix(README) for row in _runs() if README in row["run"]]
     return _findings(row for row in _runs() if row["run"].removesuffix(README) in twice)
 
 
 def findings_by_bound() -> str:
     """Verdicts and numbers of heads or layers with other bounds than ±0.05, one column per model."""
-    rows = [row for row in _runs() if README not in row["run"]]
+    rows = [row for row in _runs() if README not in row["run"] and "bounds" in row]
     lines = [
         "| prediction | bound | " + " | ".join(row["run"] for row in rows) + " |",
         "|---|---|" + "---|" * len(rows),

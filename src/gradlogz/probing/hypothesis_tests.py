@@ -236,7 +236,7 @@ def practically_null(key: str, findings: Sequence[Finding], quantity: str, least
 
 
 def is_majority(detail: Detail) -> bool:
-    """Whether a count is of more than half of its total."""
+    """Return whether a count is of more than half of its total."""
     return 2 * (detail.count or 0) > (detail.total or 0)
 
 
