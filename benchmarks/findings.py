@@ -1,16 +1,23 @@
-"""Results of the probe for four models, collected from the folders of their runs.
+"""Results of the probe for four models, and for one of them on another text, from the folders of their runs.
 
-gradlogz probe minilm --out runs/minilm          and likewise rxnmapper, rxnfp, smollm2
-python benchmarks/findings.py runs/minilm runs/rxnmapper runs/rxnfp runs/smollm2     writes results/findings.json
+gradlogz probe minilm --out runs/minilm                    and likewise rxnmapper, rxnfp, smollm2
+python benchmarks/findings.py --text runs/readmes.jsonl    writes the other text: descriptions of installed packages
+gradlogz probe minilm --text runs/readmes.jsonl --out runs/minilm-readmes
+python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes}
 """
 
 import json
 import math
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gradlogz.probing.runs.records import Summary
+from gradlogz.probing.hypothesis_tests import beyond_the_null, conclude, judge
+from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.runs.findings import Findings
+from gradlogz.probing.runs.judgement import graded
+from gradlogz.probing.runs.records import BEYOND, PREDICTED, Summary
 from gradlogz.probing.runs.run_folder import read_run
 
 LAYERS = {
@@ -18,6 +25,8 @@ LAYERS = {
     "linearity": ("held-out R²",),
     "symmetry": ("symmetry",),
 }
+BOUNDS = 0.025, 0.05, 0.1  # the second is that of the claims
+SHORTEST, LONGEST = 1000, 8000  # characters of a description
 
 
 def plain(value: float) -> float | None:
@@ -29,6 +38,22 @@ def _claim(summary: Summary) -> dict[str, Any]:
     counts = {name: getattr(summary, name) for name in ("supported", "refuted", "judged")}
     details = [{name: value for name, value in detail._asdict().items() if known(value)} for detail in summary.details]
     return {"verdict": summary.verdict, **numbers, **counts, "details": details}
+
+
+def with_other_bounds(findings: Findings) -> dict[str, dict[str, list[Any]]]:
+    """Verdict, and numbers of heads that support and refute, by the bound of the claims that have ±0.05."""
+    tested = [p for p in known_predictions() if p.declaration.kind in (PREDICTED, BEYOND) and p.declaration.supports]
+    bounded = [p for p in tested if "0.05" in p.declaration.bounds]
+    table: dict[str, dict[str, list[Any]]] = {}
+    for prediction in bounded:
+        rows = [row for row in findings.rows if row.prediction == prediction.name]
+        (quantity,) = {row.quantity for row in rows if row.verdict} or {""}
+        for bound in BOUNDS:
+            judged = judge(rows, quantity, lambda f, bound=bound: beyond_the_null(f, bound))
+            judgement = graded(conclude(judged, quantity), prediction.declaration.kind)
+            counts = [judgement.verdict, judgement.supported, judgement.refuted]
+            table.setdefault(prediction.name, {})[f"{bound:g}"] = counts
+    return table
 
 
 def known(value: Any) -> bool:
@@ -46,10 +71,27 @@ def model(folder: str) -> dict[str, Any]:
         if prediction in measured
     }
     facts = {name: run.model[name] for name in ("name", "architecture", "parameters", "layers", "heads", "dequantised")}
-    return {**facts, "counts": run.counts, "version": run.version, "claims": claims, "by layer": by_layer}
+    return {
+        "run": Path(folder).name,
+        **facts,
+        "counts": run.counts,
+        "version": run.version,
+        "claims": claims,
+        "by layer": by_layer,
+        "bounds": with_other_bounds(run.findings),
+    }
 
 
-if __name__ == "__main__":
+def readmes(path: Path) -> None:
+    """Write the descriptions of installed packages, one document for each, cut to a few windows."""
+    texts = {one.metadata["Name"]: one.metadata.json.get("description") or "" for one in metadata.distributions()}
+    lines = [json.dumps({"text": text[:LONGEST]}) for _, text in sorted(texts.items()) if len(text) >= SHORTEST]
+    path.write_text("\n".join(lines))
+
+
+if __name__ == "__main__" and sys.argv[1] == "--text":
+    readmes(Path(sys.argv[2]))
+elif __name__ == "__main__":
     place = Path(__file__).parent / "results" / "findings.json"
     text = json.dumps({"benchmark": "findings", "rows": [model(folder) for folder in sys.argv[1:]]}, indent=1)
     place.write_text(text + "\n")

@@ -7,8 +7,10 @@ python benchmarks/probe_calibration.py --models 0                               
     random    never trained, in four families, with weights of standard deviation .02, .125 and .25 in turn
     planted   models with one effect of known size (tests/support/planted), for each tested claim:
               tied       GPT-2s whose OV matrices have this cosine with the transposed QK matrices, of two widths
-              alike      GPT-2s with W_k = strength W_q + noise: QK matrices become positive
-              matching   the same with smaller logits: heads attend to tokens like their own
+              following  GPT-2s with W_k = strength W_q + noise, both on the principal axes of the tokens and scaled
+                         with their deviations: QK matrices become positive and follow the covariance of the tokens
+              alike      the same without relation to the tokens: equal matrices are positive, and no evidence
+              matching   alike with smaller logits: heads attend to tokens like their own
               axes       W_q and W_k independent, both on the principal axes of the tokens, with this scale: no heads
                          are selective beyond the variance of their logits
               heavy      keys of Student's t distribution with 1 / strength degrees of freedom; Gaussian at 0
@@ -59,6 +61,7 @@ from support.planted.matrices import (  # noqa: E402
     gpt2,
     matching,
     on_principal_axes,
+    on_token_axes,
     tied,
 )
 from support.planted.rows import DrawnKeys, SureModel  # noqa: E402
@@ -79,11 +82,14 @@ DOCUMENTS, LENGTH, TOPICS, DRAWS = 64, 40, 8, 20
 WIDE = 256
 FIRST = 1000  # the first seed: bounds and planted settings were chosen with seeds below 1000
 WORDS, DISTINCT = 20_000, 4000  # distinct keys, for models whose keys are drawn one by one
-UNRELATED = "ascent", "tie", "expansion", "feed_forward_hopfield", "entropy", "dropped_covariance"
+UNRELATED = (
+    "ascent", "tie", "qk_geometry", "link", "expansion", "feed_forward_hopfield", "entropy", "dropped_covariance",
+)  # fmt: skip
 ANY = "any of these"  # random models should have no verdict on any of UNRELATED
 # Heads that are counted beside a claim: above and below the rotation null; compatible with a claim that is only refuted
 BESIDE = {
     "link": ("link, rotation null", "above_rotations", "below_rotations"),
+    "qk_geometry": ("qk_geometry, unrelated", "unrelated", ""),
     "gaussian_measure": ("gaussian_measure, compatible", "compatible", ""),
     "mixture": ("mixture, compatible", "compatible", ""),
 }
@@ -176,21 +182,29 @@ PLANTED = {
         UPDATES,
         (-1.0, -0.5, -0.1, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0),
     ),
-    "alike": Planted(alike_model, ("qk_geometry",), (0.0, 0.25, 0.5, 0.75, 0.85, 1.0), 128, 60),
+    "following": Planted(
+        lambda strength, seed: on_token_axes(seed, strength, 0.25),
+        ("qk_geometry",),
+        (0.0, 0.5, 0.75, 0.85, 1.0),
+        128,
+        60,
+    ),
+    "alike": Planted(alike_model, ("qk_geometry",), (-1.0, -0.25, -0.1, -0.05, 0.0, 0.5, 1.0), 128, 60),
     "matching": Planted(matching_model, ("entropy",), (0.0, 0.25, 0.5, 0.75, 1.0), 128, 60),
     "axes": Planted(lambda scale, seed: on_principal_axes(seed, scale), ("entropy",), (0.5, 1.0, 2.0, 4.0), 64, 48),
     "heavy": Planted(heavy_model, ("gaussian_measure",), (0.0, 0.1, 0.15, 0.2, 0.3), 128, 256, WORDS),
     "attending": Planted(
         lambda step, seed: attending(step, seed=seed), ("pair_energy",), (0.01, 0.02, 0.03, 0.1), words=96
     ),
-    "unsure": Planted(SureModel, ("dropped_covariance",), (-1.0, -0.5, 0.0, 0.2, 0.5, 0.7, 1.0), words=96),
+    "unsure": Planted(SureModel, ("dropped_covariance",), (-1.0, -0.5, 0.0, 0.2, 0.5, 0.7, 1.0), 128, words=96),
     "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), COSINES),
     "linked": Planted(
         lambda strength, seed: LinkedQueries(strength, words=DISTINCT, seed=seed),
         ("link",),
-        (-1.0, 0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.8, 0.9),
-        length=128,
-        words=DISTINCT,
+        (-1.0, -0.3, -0.2, -0.1, -0.05, 0.0, 0.1, 0.3, 0.6, 0.8, 1.0),
+        256,
+        128,
+        DISTINCT,
     ),
     "uneven": Planted(uneven_keys, ("mixture",), (0.0, 0.1, 0.15, 0.2, 0.3, 0.4), length=128, words=DISTINCT),
 }
@@ -301,14 +315,14 @@ def stored(path: Path) -> Iterator[tuple[Task, dict[str, list[list[Any]]]]]:
 
 def table_of(tasks: list[Task], path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Return counts of verdicts by setting and claim, and the median values of the rows."""
-    wanted = {*tasks}
+    measured_rows: dict[Task, dict[str, list[list[Any]]]] = {task._replace(claims=()): {} for task in tasks}
+    for task, rows in stored(path):  # the last measurement of a claim counts
+        measured_rows.get(task._replace(claims=()), {}).update(rows)
     table: dict[str, dict[str, dict[str, Any]]] = {}
-    for task, rows in stored(path):
-        if task not in wanted:
-            continue
+    for task, rows in measured_rows.items():
         setting = f"{task.kind}: {task.name}" + (f": {task.strength:g}" if task.kind == "planted" else "")
-        results = {claim: each for name in task.claims for claim, each in judged(name, rows[name]).items()}
-        if task.kind == "random" and {*UNRELATED} <= {*task.claims}:
+        results = {claim: each for name in rows for claim, each in judged(name, rows[name]).items()}
+        if task.kind == "random" and {*UNRELATED} <= {*rows}:
             verdicts = [v for name in UNRELATED if (v := results[name]["model"]) in ("supported", "refuted")]
             results[ANY] = {"model": (verdicts or ["inconclusive"])[0], "rows": Counter(), "values": []}
         for claim, result in results.items():

@@ -236,8 +236,41 @@ def dynamics_gpu() -> str:
 
 def findings() -> str:
     """Verdicts of the probe with values, 95 % confidence intervals and counts, one column per model."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "findings.json").read_text())["rows"]
-    lines = ["| prediction | " + " | ".join(row["name"] for row in rows) + " |", "|---|" + "---|" * len(rows)]
+    return _findings(row for row in _runs() if README not in row["run"])
+
+
+def findings_of_texts() -> str:
+    """Verdicts on the models that read two texts, the default one and descriptions of packages, one column per run."""
+    twice = [row["run"].removesuffix(README) for row in _runs() if README in row["run"]]
+    return _findings(row for row in _runs() if row["run"].removesuffix(README) in twice)
+
+
+def findings_by_bound() -> str:
+    """Verdicts and numbers of heads or layers with other bounds than ±0.05, one column per model."""
+    rows = [row for row in _runs() if README not in row["run"] and "bounds" in row]
+    lines = [
+        "| prediction | bound | " + " | ".join(row["run"] for row in rows) + " |",
+        "|---|---|" + "---|" * len(rows),
+    ]
+    for prediction, bounds in rows[0]["bounds"].items():
+        for bound in bounds:
+            each = [row["bounds"][prediction][bound] for row in rows]
+            cells = [verdict if "not" in verdict else f"{verdict}, {one}/{other}" for verdict, one, other in each]
+            lines.append(f"| {prediction} | {bound} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+README = "-readmes"
+
+
+def _runs() -> list[dict]:
+    rows: list[dict] = json.loads((ROOT / "benchmarks" / "results" / "findings.json").read_text())["rows"]
+    return sorted(rows, key=lambda row: [known["name"] for known in rows].index(row["name"]))
+
+
+def _findings(chosen: Iterable[dict]) -> str:
+    rows = list(chosen)
+    lines = ["| prediction | " + " | ".join(row["run"] for row in rows) + " |", "|---|" + "---|" * len(rows)]
     for prediction in rows[0]["claims"]:
         cells = []
         for row in rows:
@@ -521,7 +554,8 @@ def _code(claim: str) -> str:
 
 
 BESIDE = {
-    "link": "link, rotation null", "gaussian_measure": "gaussian_measure, compatible", "mixture": "mixture, compatible"
+    "qk_geometry": "qk_geometry, unrelated", "link": "link, rotation null",
+    "gaussian_measure": "gaussian_measure, compatible", "mixture": "mixture, compatible",
 }  # fmt: skip
 ANY = "any of these"
 
@@ -537,13 +571,15 @@ class Effect(NamedTuple):
 TIED = "cosine of OV and transposed QK matrices"
 MATRICES = "GPT-2s of two layers and width {}, 64 documents of 40 tokens"
 ALIKE = "GPT-2s of two layers and width 256, 128 documents of 60 tokens"
+FOLLOWING = "cosine of W_q and W_k, which are scaled with a power of the covariance of the tokens"
+SMALL = "GPT-2s of two layers and width 64, 64 documents of 48 tokens"
 AXES = "scale of W_q, which is independent of W_k and, like it, on the principal axes of the tokens (not selective)"
-LAYER = "one layer with four heads of 16 dimensions, 64 documents of 128 tokens"
+LAYER = "one layer with four heads of 16 dimensions, {} documents of 128 tokens"
 EFFECTS = {
     "tie": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "ascent": Effect("tied, width 256", TIED, MATRICES.format(256)),
     "expansion": Effect("tied, width 256", TIED, MATRICES.format(256)),
-    "qk_geometry": Effect("alike", "cosine of W_q and W_k", ALIKE),
+    "qk_geometry": Effect("following", FOLLOWING, ALIKE),
     "entropy": Effect("matching", "cosine of W_q and W_k", ALIKE),
     "gaussian_measure": Effect(
         "heavy",
@@ -556,13 +592,13 @@ EFFECTS = {
     "dropped_covariance": Effect(
         "unsure",
         "decrease of the logit of the next token for one standard deviation of the log variance of values",
-        "models of one layer, 64 documents of 40 tokens",
+        "models of one layer, 128 documents of 40 tokens",
     ),
     "feed_forward_hopfield": Effect(
         "maps", "cosine of output and reading vectors of hidden units", MATRICES.format(32)
     ),
-    "link": Effect("linked", "correlation of logits with those of the linear link", LAYER),
-    "mixture": Effect("uneven", "standard deviation of the log lengths of keys (0: Gaussian)", LAYER),
+    "link": Effect("linked", "correlation of logits with those of the linear link", LAYER.format(256)),
+    "mixture": Effect("uneven", "standard deviation of the log lengths of keys (0: Gaussian)", LAYER.format(64)),
 }
 
 
@@ -579,8 +615,11 @@ def probe_power() -> str:
     narrow = {name: Effect("tied, width 32", TIED, MATRICES.format(32)) for name in ("tie", "ascent", "expansion")}
     head = "strength: supported / refuted, in % of heads or layers; in % of models (median value)"
     lines = [f"| claim | planted effect; models | {head} |", "|---|---|---|"]
-    axes = Effect("axes", AXES, "GPT-2s of two layers and width 64, 64 documents of 48 tokens")
-    for claim, effect in [*EFFECTS.items(), ("entropy", axes), *narrow.items()]:
+    others = [
+        ("qk_geometry", Effect("alike", "cosine of W_q and W_k, unrelated to the tokens", ALIKE)),
+        ("entropy", Effect("axes", AXES, SMALL)),
+    ]
+    for claim, effect in [*EFFECTS.items(), *others, *narrow.items()]:
         known = _planted(table, claim, effect.planted)
         cells = [
             f"{s:g}: {_rates(c['rows'])}; {_rates(c['models'])} ({c['median value']:.3g})" for s, c in known.items()
@@ -693,6 +732,8 @@ TABLES = {
     "dynamics": dynamics,
     "dynamics gpu": dynamics_gpu,
     "findings": findings,
+    "findings of texts": findings_of_texts,
+    "findings by bound": findings_by_bound,
     "probe": probe,
     "probe stages": probe_stages,
     "probe gpu": probe_gpu,

@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gradlogz
+from gradlogz._errors import InputRuntimeError
 from gradlogz.probing.inside import loading
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.inside.random_models import with_random_weights
-from support.saved_models import TEXTS, gpt2, llama, save
+from support.saved_models import TEXTS, gpt2, llama, save, tokenizer
 
 SCALE = 448.0  # the largest number of float8_e4m3fn
 
@@ -146,3 +147,60 @@ def test_a_model_that_stays_quantised_is_probed(tmp_path):
     assert weight.dtype == torch.uint8
     assert not loaded.facts["dequantised"]
     assert findings(loaded).summary()[0].verdict == "passed"
+
+
+class InBytes(torch.Tensor):
+    """A matrix in 8 bits with one scale, as packages of quantisations have them: a tensor with products of its own."""
+
+    @classmethod
+    def of(cls, matrix):
+        scale = matrix.abs().max() / 127
+        made = torch.Tensor._make_subclass(cls, (matrix / scale).round().to(torch.int8))
+        made.scale = scale
+        return made
+
+    def dequantize(self):
+        return self.as_subclass(torch.Tensor).float() * self.scale
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            return func(args[0], args[1].dequantize(), *args[2:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def in_bytes(model):
+    for module in (m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)):
+        matrix = module._parameters.pop("weight").detach()
+        module.weight = InBytes.of(matrix)
+    model.is_quantized = True
+    return model
+
+
+def test_quantised_matrices_of_a_loaded_model_become_plain_ones(tmp_path):
+    """transformers leaves some packages to dequantise their own tensors; products of those are as before."""
+    folder, model = save(llama(), tmp_path / "bytes"), in_bytes(llama())
+    expected = {n: m.weight.dequantize() for n, m in model.named_modules() if type(getattr(m, "weight", 0)) is InBytes}
+    assert len(expected) == 2 * 7
+    model.dequantize = mock.Mock(side_effect=NotImplementedError)
+    with mock.patch.object(loading, "_model", return_value=(model, [])), mock.patch.object(loading, "_is_quantised"):
+        loaded = load(folder, device="cpu")
+    for name, matrix in expected.items():
+        weight = loaded.model.get_submodule(name).weight
+        assert type(weight) is torch.nn.Parameter
+        assert torch.equal(weight, matrix)
+        assert not torch.equal(weight, llama().get_submodule(name).weight)
+    assert loaded.facts["dequantised"]
+    assert findings(loaded).summary()[0].verdict == "passed"
+
+
+def test_quantised_products_without_derivatives_are_refused():
+    model = llama()
+    model.is_quantized = True
+    for layer in model.model.layers:
+        forward = layer.self_attn.q_proj.forward
+        layer.self_attn.q_proj.forward = lambda x, forward=forward: forward(x).detach()
+    with pytest.raises(InputRuntimeError, match="quantised layers") as caught:
+        gradlogz.probe(model, tokenizer(), TEXTS, tokens=None, predictions=["ascent"])
+    assert "before quantisation" in str(caught.value)

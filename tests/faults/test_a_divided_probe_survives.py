@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz.engine import LocalProcesses, RayCluster, SlurmArray
+from gradlogz.probing.divided import divided_pass
 from gradlogz.probing.runs.run_folder import read_run
 from support.divided_probes import content, divided, saved, with_fault
 
@@ -140,6 +141,22 @@ def test_a_killed_worker_changes_nothing(place, tmp_path):
     assert len((tmp_path / "marks").read_text()) > 1
     undisturbed = divided(place, tmp_path / "other", files=with_fault(tmp_path, "none"), baseline=0.0)
     assert content(outcome, tmp_path / "x") == content(undisturbed, tmp_path / "y")
+
+
+def test_draws_that_run_out_of_memory_are_computed_again(place, expected, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(divided_pass, "drawn", full)
+        outcome = divided(place, tmp_path / "work")
+    assert outcome.failures
+    assert all(name.startswith("draws-") for name in outcome.failures)
+    assert "no memory is left" in next(iter(outcome.failures.values()))
+    assert not outcome.measured.complete
+    again = divided(place, tmp_path / "work")
+    assert not again.failures
+    assert content(again, tmp_path / "x") == expected
 
 
 def test_a_part_that_always_fails_is_named_and_the_others_are_kept(place, tmp_path, monkeypatch):

@@ -70,17 +70,25 @@ def test_interesting_effects_are_found():
         ("gaussian_measure", "heavy: 0.2", "refuted"),
         ("mixture", "uneven: 0.4", "refuted"),
         ("pair_energy", "attending: 0.02", "supported"),
-        ("qk_geometry", "alike: 0.85", "supported"),
-        ("link", "linked: 0.8", "supported"),
-        ("link", "linked: 0", "refuted"),
+        ("qk_geometry", "following: 0.85", "supported"),
+        ("qk_geometry", "alike: -0.1", "refuted"),
+        ("link", "linked: -0.2", "refuted"),
         ("entropy", "matching: 0.75", "supported"),
         ("feed_forward_hopfield", "maps: 0.2", "supported"),
         ("feed_forward_hopfield", "maps: -0.3", "refuted"),
         ("dropped_covariance", "unsure: 1", "supported"),
+        ("dropped_covariance", "unsure: -1", "refuted"),
     ):
         for kind, judged in counts[f"planted: {setting}"][claim].items():
             if kind != "median value":
                 assert judged.get(verdict, 0) >= 0.8 * sum(judged.values()), (claim, setting, kind, judged)
+
+
+def test_equal_matrices_are_no_evidence():
+    """Query and key matrices that are equal, without relation to the tokens: at most 5 % of heads support a claim."""
+    counts = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())["counts"]
+    for judged in (counts["planted: alike: 1"]["qk_geometry"][kind] for kind in ("models", "rows")):
+        assert judged.get("supported", 0) <= 0.05 * sum(judged.values())
 
 
 def test_random_models_have_no_verdict_more_often_than_the_level():
@@ -91,7 +99,10 @@ def test_random_models_have_no_verdict_more_often_than_the_level():
     for claims in families.values():
         assert sum(claims["any of these"]["models"].values()) >= 100
         assert sum(claims["any of these"]["models"].get(v, 0) for v in ("supported", "refuted")) <= 5
-        for claim in ("ascent", "tie", "expansion", "feed_forward_hopfield", "entropy", "link, rotation null"):
+        for claim in (
+            "ascent", "tie", "qk_geometry", "link", "link, rotation null", "expansion", "feed_forward_hopfield",
+            "entropy",
+        ):  # fmt: skip
             rows = claims[claim]["rows"]
             assert max(rows.get(v, 0) for v in ("supported", "refuted")) <= 0.05 * sum(rows.values()), claim
 

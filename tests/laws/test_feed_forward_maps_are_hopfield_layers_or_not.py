@@ -53,6 +53,23 @@ def test_planted_models_get_the_right_verdict(name):
     assert judged(hopfield, build(), batches).verdict == expected
 
 
+def test_the_host_does_not_wait_for_norms(monkeypatch):
+    """Gains and biases are float64 on the CPU; a copy to a GPU that is not asynchronous would stop the host."""
+    waiting, move = [], torch.Tensor.to
+
+    def to(self, *args, **options):
+        if self.ndim == 1 and self.dtype == torch.float64 and not options.get("non_blocking"):
+            waiting.append(self)
+        return move(self, *args, **options)
+
+    model = llama(1.0)
+    architecture = discover(model, BATCHES[0].inputs)
+    assert {s.reads.gain.dtype for s in architecture.sublayers} == {torch.float64}
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    assert state_of(hopfield, model, BATCHES, architecture)
+    assert waiting == []
+
+
 def test_unrelated_maps_are_counted():
     found = judged(hopfield, llama(0.0), token_batches(matrices.VOCABULARY, rows=48, length=48))
     assert details_of(found)["unrelated"].count == 2

@@ -1,5 +1,6 @@
-"""Symmetric positive logit forms are found, others not; every cosine is that of whole matrices.   [theory E12, E13]"""
+"""Positive logit forms that follow the tokens are found; every cosine is that of whole matrices.   [theory E12, E13]"""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,9 @@ from gradlogz.probing.batch_pass import BatchPass
 from gradlogz.probing.predictions import qk_geometry
 from gradlogz.probing.statistics import merge
 from support.planted import matrices
+from support.planted.updates import negative
 from support.pretrained import minilm
-from support.probe_models import findings_of, judged, probed, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
 from support.scales import close
 
 BATCHES = token_batches(matrices.VOCABULARY, rows=4, length=24)
@@ -24,31 +26,65 @@ def column(findings, quantity, field="value", layer=None):
     return torch.tensor(found, dtype=torch.float64)
 
 
-def negative(generator, gain):
-    Wq, _, Wv, Wo = matrices.random_heads(generator)
-    return [Wq, -Wq, Wv, Wo]
-
-
-@pytest.mark.parametrize("build", [matrices.gpt2, matrices.bert])
-def test_positive_forms_are_supported(build):
-    found = judged(qk_geometry, build(0, matrices.alike), BATCHES)
+@pytest.mark.parametrize(("power", "target"), [(0.25, qk_geometry.WITH_C), (-0.25, qk_geometry.WITH_INVERSE)])
+def test_forms_that_follow_the_tokens_are_supported(power, target):
+    """Powers of the covariance of the tokens, or of its inverse, on the axes that a head reads."""
+    found = judged(qk_geometry, matrices.on_token_axes(0, 1.0, power), BATCHES)
     assert found.verdict == "supported"
+    assert bool((column(found.findings, target) > column(found.findings, target, "null_high")).all())
     for quantity in ALONE:
         close(column(found.findings, quantity), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
         assert bool((column(found.findings, quantity, "null_high") < 0.9).all())
 
 
-@pytest.mark.parametrize(("heads", "expected"), [(matrices.free, 0.5), (matrices.crossed, 0.0), (negative, 0.0)])
-def test_other_forms_are_refuted(heads, expected):
+@pytest.mark.parametrize("build", [matrices.gpt2, matrices.bert])
+def test_equal_matrices_are_positive_and_support_nothing(build):
+    """W_q = W_k without training: positive semidefinite, along directions that are not those of the tokens."""
+    found = [judged(qk_geometry, build(seed, matrices.alike), BATCHES) for seed in range(4)]
+    assert {each.verdict for each in found} == {"inconclusive"}
+    assert sum(each.supported for each in found) <= 2  # of 32 heads
+    for each in found:
+        close(column(each.findings, qk_geometry.POSITIVE), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("heads", [matrices.crossed, negative])
+def test_opposed_forms_are_refuted(heads):
     found = judged(qk_geometry, matrices.gpt2(1, heads), BATCHES)
     assert found.verdict == "refuted"
-    close(column(found.findings, qk_geometry.POSITIVE), torch.full((8,), expected, dtype=torch.float64), tolerance=0.1)
+    close(column(found.findings, qk_geometry.POSITIVE), torch.zeros(8, dtype=torch.float64), tolerance=0.1)
+
+
+def wide(strength, seed=1, width=256):
+    return matrices.gpt2(seed, lambda generator, gain: matrices.alike(generator, gain, strength), width=width)
+
+
+def test_the_sign_decides_and_random_forms_are_unrelated():
+    """Cosines of W_q and W_k of -0.1, the smallest one of interest, of 0 and of 0.1."""
+    verdicts = {strength: judged(qk_geometry, wide(strength), BATCHES) for strength in (-0.1, 0.0, 0.1)}
+    assert {strength: found.verdict for strength, found in verdicts.items()} == {
+        -0.1: "refuted", 0.0: "inconclusive", 0.1: "inconclusive"
+    }  # fmt: skip
+    counts = {strength: details_of(found)["unrelated"].count for strength, found in verdicts.items()}
+    assert counts[0.0] == 8
+    assert counts[-0.1] == counts[0.1] == 0
+    assert set(remarks_of(verdicts[0.0])) == {"unrelated"}
+
+
+def test_the_positive_cosine_of_a_wide_stream_follows_from_the_cosine_of_its_matrices():
+    """(1 + c) / 2 for W_k = c W_q + sqrt(1 - c²) noise: the derivation of the bound."""
+    generator = torch.Generator().manual_seed(0)
+    U, noise = torch.randn(2, 1, 4096, 4, generator=generator, dtype=torch.float64)
+    for c in (-0.5, -0.1, 0.0, 0.1, 0.5, 0.9):
+        B = (U @ (c * U + (1 - c**2) ** 0.5 * noise).mT)[0]
+        eigenvalues = torch.linalg.eigvalsh((B + B.mT) / 2)
+        cosine = eigenvalues.clamp(min=0).norm() / B.norm()
+        close(cosine, torch.tensor((1 + c) / 2, dtype=torch.float64), tolerance=0.02)
 
 
 def test_forms_that_are_more_alike_are_found_more_often():
     supported, cosines = [], []
     for strength in (0.0, 0.5, 0.8, 0.95, 1.0):
-        model = matrices.gpt2(2, lambda generator, gain, s=strength: matrices.alike(generator, gain, s))
+        model = matrices.on_token_axes(2, strength, 0.25)
         rows = [f for f in judged(qk_geometry, model, BATCHES).findings if f.quantity == qk_geometry.POSITIVE]
         supported.append(sum(f.verdict == "supported" for f in rows))
         cosines.append(float(np.median([f.value for f in rows])))
@@ -58,7 +94,7 @@ def test_forms_that_are_more_alike_are_found_more_often():
 
 
 def test_random_forms_are_not_supported_and_stay_in_their_bands():
-    """200 heads without relation: none is supported, and each quantity leaves its band as often as it says."""
+    """200 heads without relation: none is supported or beyond the bounds, each quantity leaves its band as it says."""
     findings = []
     one = probed(matrices.gpt2(0, matrices.free), BATCHES[0])
     state = state_of(qk_geometry, matrices.gpt2(0, matrices.free), BATCHES, one.architecture)
@@ -71,10 +107,53 @@ def test_random_forms_are_not_supported_and_stay_in_their_bands():
         findings += findings_of(qk_geometry, state, replace(one, weights=weights, seed=int(generator.integers(10**6))))
     assert len(column(findings, qk_geometry.POSITIVE)) == 200
     assert not bool((column(findings, qk_geometry.POSITIVE) > qk_geometry.SUPPORTS).any())
+    verdicts = [f.verdict for f in qk_geometry.verdict(findings).findings if f.quantity == qk_geometry.POSITIVE]
+    assert verdicts.count("refuted") < 200 * (0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5)
+    assert set(verdicts) <= {"inconclusive", "refuted"}
     for quantity in (*ALONE, qk_geometry.WITH_I, qk_geometry.WITH_C, qk_geometry.WITH_INVERSE):
         value, low, high = (column(findings, quantity, field) for field in ("value", "null_low", "null_high"))
         outside = float(((value < low) | (value > high)).double().mean())
         assert outside < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5, quantity
+
+
+def test_common_axes_are_no_relation():
+    """Independent W_q and W_k on the few axes along which tokens vary: the null allows for them."""
+    found = [judged(qk_geometry, matrices.on_token_axes(seed, 0.0, power), BATCHES)
+             for power in (0.25, 0.5, 1.0) for seed in range(8)]  # fmt: skip
+    assert {each.verdict for each in found} == {"inconclusive"}
+    assert sum(each.refuted for each in found) <= 192 * (0.05 + 3 * (0.05 * 0.95 / 192) ** 0.5)
+    assert sum(each.supported for each in found) == 0
+    values, rotated = [], []
+    for each in found:
+        values += [abs(f.value - f.null) for f in each.findings if f.quantity == qk_geometry.POSITIVE]
+        rotated += [f.null_high - f.null for f in each.findings if f.quantity == qk_geometry.POSITIVE]
+    assert np.mean(np.array(values) < rotated) > 0.9
+
+
+def test_the_null_keeps_the_axes_of_both_sides_and_does_not_depend_on_the_basis():
+    generator = torch.Generator().manual_seed(0)
+    U, V = torch.randn(2, 3, 20, 4, generator=generator, dtype=torch.float64)
+    M = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)
+    one, other = (qk_geometry._sides(qk_geometry._gram(*each)) for each in ((U, V), (U @ M, V @ M.inverse().mT)))
+    a, S, b = torch.linalg.svd(U @ V.mT, full_matrices=False)
+    sides = qk_geometry._gram(a[..., :4] * S[:, None, :4], b.mT[..., :4] * S[:, None, :4])
+    moments = torch.zeros(3, 4, 4, dtype=torch.float64)
+    for turned in (rotations := torch.cat([qk_geometry._rotations(4, generator) for _ in range(200)])):
+        gram = qk_geometry._unrelated(one, turned)
+        moments += gram[:, :4, :4] / len(rotations)
+        close(gram[:, 4:, 4:], sides[:, 4:, 4:], scale=1e3)
+        close(qk_geometry._unrelated(other, turned), gram, scale=1e6 * float(gram.abs().max()))
+    # On average all columns of P S O are alike; (P S O)(P S O)ᵀ is B Bᵀ for every O.
+    expected = S[:, :4].square().mean(-1)[:, None, None] * torch.eye(4, dtype=torch.float64)
+    close(moments, expected, scale=expected.max(), tolerance=0.1)
+    swapped = torch.eye(4, dtype=torch.float64)[[1, 2, 3, 0]]
+    values = torch.stack(qk_geometry._alone(qk_geometry._unrelated(one, swapped)))
+    flips = [torch.tensor(signs, dtype=torch.float64) for signs in itertools.product((1.0, -1.0), repeat=4)]
+    drawn = torch.stack([
+        torch.stack(qk_geometry._alone(qk_geometry._gram(
+            a[..., :4] * f * S[:, None, :4] @ swapped, b.mT[..., :4] * f * S[:, None, :4]))) for f in flips
+    ])  # fmt: skip
+    assert float((drawn - values).abs().amax(1).amin(0).max()) < 1e-8  # one choice of the signs of each head
 
 
 def test_the_null_of_a_cosine_is_that_of_rotations():

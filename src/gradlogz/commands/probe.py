@@ -118,7 +118,7 @@ def command(
     ] = None,
     baseline: Annotated[
         float,
-        typer.Option("--baseline", help="Share of the text for untrained models; 0: no random models."),
+        typer.Option("--baseline", help="Share of the text for untrained models of --prediction; 0: no draws."),
     ] = 0.1,
     draws: Annotated[int, typer.Option(min=0, help="Number of draws of the matched baseline; 0 for none.")] = 20,
     intervene: Intervene = None,

@@ -103,13 +103,23 @@ class Counted(NamedTuple):
 
 
 def judge(
-    findings: Sequence[Finding], quantity: str, bounds: Callable[[Finding], Bounds], *, small: bool = False
+    findings: Sequence[Finding],
+    quantity: str,
+    bounds: Callable[[Finding], Bounds],
+    *,
+    small: bool = False,
+    needs: Float[Tensor, " n"] | None = None,
 ) -> Judged:
-    """Judge the rows of `quantity` by bounds at FDR 5 %; with `small` the claim is that values are small."""
+    """Judge the rows of `quantity` by bounds at FDR 5 %; with `small` the claim is that values are small.
+
+    needs: p-values of a second condition of support; the larger of both tests that both hold (intersection-union test
+    [berger82]).
+    """
     rows = [f for f in findings if f.quantity == quantity]
     sign = -1.0 if small else 1.0
     limits = [bounds(f) for f in rows]
     supports = _p_values(rows, [b.supports for b in limits], sign)
+    supports = supports if needs is None else torch.maximum(supports, needs)
     refutes = _p_values(rows, [b.refutes for b in limits], -sign)
     detectable = partial(_detectable, rows, limits, sign)
     return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable)
@@ -124,8 +134,8 @@ def refutable(
     counted, if both are below (the larger p-value): untrained heads may be, too, so that nothing is supported.
     """
     rows = [f for f in findings if f.quantity == quantity]
-    beside = {_head(f): f for f in findings if f.quantity == other}
-    pairs = rows, [beside.get(_head(f), f) for f in rows]  # a layer without values has one row of one quantity
+    beside = {head_of(f): f for f in findings if f.quantity == other}
+    pairs = rows, [beside.get(head_of(f), f) for f in rows]  # a layer without values has one row of one quantity
     limits = [[bounds(f) for f in each] for each in pairs]
     below, above = (
         torch.stack(
@@ -142,7 +152,8 @@ def refutable(
     return judged, Detail(COMPATIBLE, count=int(compatible.sum()), total=total)
 
 
-def _head(f: Finding) -> tuple[str, int, int | None]:
+def head_of(f: Finding) -> tuple[str, int, int | None]:
+    """Layer, call and head of a row."""
     return f.layer, f.call, f.head
 
 
@@ -201,12 +212,12 @@ def judge_against_null(
     inconclusive.
     """
     rows = [f for f in findings if f.quantity == quantity]
-    place = {_head(f): i for i, f in enumerate(rows)}
+    place = {head_of(f): i for i, f in enumerate(rows)}
     tests = [_against_null(rows)]
     for other in also:
         further = [f for f in findings if f.quantity == other]
         more = torch.full((4, len(rows)), math.nan, dtype=torch.float64)
-        more[:, [place[_head(f)] for f in further]] = torch.stack(_against_null(further))
+        more[:, [place[head_of(f)] for f in further]] = torch.stack(_against_null(further))
         tests.append(_Tests(*more))
     above, below = (torch.stack(p).amax(0) for p in ([t.above for t in tests], [t.below for t in tests]))  # keeps NaN
 
@@ -215,6 +226,18 @@ def judge_against_null(
 
     supports, refutes = (below, above) if small else (above, below)
     return Judged(_ruled(findings, quantity, supports, refutes), supports, refutes, detectable, DIFFERENCE)
+
+
+def practically_null(key: str, findings: Sequence[Finding], quantity: str, least: float) -> Detail:
+    """Count of the rows whose 95 % confidence interval lies within ±least of their null value."""
+    rows = [f for f in findings if f.quantity == quantity and not math.isnan(f.value)]
+    equal = sum(f.null - least < f.low and f.high < f.null + least for f in rows)
+    return Detail(key, count=equal, total=len(rows))
+
+
+def is_majority(detail: Detail) -> bool:
+    """Return whether a count is of more than half of its total."""
+    return 2 * (detail.count or 0) > (detail.total or 0)
 
 
 def against_null(rows: Sequence[Finding]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:

@@ -129,6 +129,21 @@ def spreading(generator, gain, step):
     return [1.5 * Wq, 1.5 * Wq, identity, step * identity.transpose(0, 2, 1)]
 
 
+def on_token_axes(seed, strength, power=1.0, width=256):
+    """A GPT-2 whose QK matrices follow the power of the token covariance, with W_k = strength W_q + noise."""
+    size = width // HEADS
+
+    def heads(generator, gain):
+        _, _, Wv, Wo = random_heads(generator, width=width)
+        lengths = np.arange(1, size + 1)[:, None] ** -power
+        Wq, noise = np.zeros((2, HEADS, width, size))
+        for W in (*Wq, *noise):
+            W[:size] = lengths * np.linalg.qr(generator.normal(size=(size, size)))[0]
+        return [Wq, strength * Wq + np.sqrt(1 - strength**2) * noise, Wv, 0.05 * Wo]
+
+    return with_principal_axes(gpt2(seed, heads, gain=np.ones(width), width=width))
+
+
 def matching(generator, gain, strength=1.0, scale=0.5):
     """Return heads that attend to tokens like their own: W_k = W_q up to noise, at a moderate scale of logits."""
     Wq, Wk, Wv, Wo = alike(generator, gain, strength)
@@ -150,7 +165,12 @@ def on_principal_axes(seed, scale=1.0, width=64):
             W[:size] = np.linalg.qr(generator.normal(size=(size, size)))[0]
         return [scale * Wq, Wk, Wv, 0.05 * Wo]
 
-    model = gpt2(seed, heads, gain=np.ones(width), width=width)
+    return with_principal_axes(gpt2(seed, heads, gain=np.ones(width), width=width))
+
+
+def with_principal_axes(model):
+    """The GPT-2, with tokens of standard deviation 1 / i in coordinate i, whose sublayers change them little."""
+    width = model.config.n_embd
     spread = 1 / np.arange(1, width + 1)
     with torch.no_grad():
         part = model.transformer

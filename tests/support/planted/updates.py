@@ -30,6 +30,12 @@ def transposed(generator, gain):
     return [Wq, Wk, Wq, Wk.transpose(0, 2, 1) * gain]
 
 
+def negative(generator, gain):
+    """W_k = -W_q: tokens avoid keys like their own."""
+    Wq, _, Wv, Wo = random_heads(generator)
+    return [Wq, -Wq, Wv, Wo]
+
+
 def positive(generator, gain):
     """Symmetric positive QK matrices, and OV matrices that have nothing to do with them."""
     Wq, _, Wv, Wo = random_heads(generator)

@@ -165,8 +165,8 @@ def part_state(place: WorkFolder, source: ModelSource, first: str, work: PartWor
         matched = [p for p in predictions if p.baseline == "matched"]
         try:
             return list(drawn(opened.model, list(batches), work.part.numbers, matched, probed))
-        except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
-            return str(error)
+        except ValueError as error:  # logits that overflow: so they would in the next attempt
+            return str(error)  # too little memory raises: the part has failed, and the same command repeats it
     bundle = bundles_of(opened.architecture, predictions)[work.bundle]
     measured = [p for p in bundle if not work.random or p.baseline == "statistics"]
     state: dict[str, Any] = {}

@@ -33,6 +33,10 @@ class Norm(NamedTuple):
     gain: Float[Tensor, " d"]
     bias: Float[Tensor, " d"]
 
+    def beside(self, x: Tensor) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """Gain and bias in the dtype of a tensor and on its device, for which the host does not wait."""
+        return self.gain.to(x, non_blocking=True), self.bias.to(x, non_blocking=True)
+
 
 class OutputColumns(NamedTuple):
     """Some of the outputs of a module: all, or those of one of two matrices that are fused."""

@@ -100,7 +100,8 @@ def load(
     """Load a model, ready to run: a name in PACKAGES, a folder, a GGUF file, or a model of the Hugging Face hub.
 
     The model has a language-model head if the checkpoint contains one, otherwise no head. Weights are float32 by
-    default, since the probe measures differences of log normalisers; those of a quantised checkpoint stay quantised.
+    default, since the probe measures differences of log normalisers. Those of a quantised checkpoint are dequantised
+    where transformers or the package of the quantisation can do it, and stay quantised elsewhere.
     Pickled weights of a folder require allow_pickle. Even then they are read with torch's weights_only=True, which runs
     no code.
 
@@ -127,6 +128,8 @@ def load(
             tokenizer = _image_processor(transformers, checkpoint)
     if isinstance(place, torch.device):
         model = model.to(place)
+    if getattr(model, "is_quantized", False):
+        model = _dequantised(model)
     model.eval()
     devices = devices_of(model)
     if len(devices) > 1 or META in devices:
@@ -433,6 +436,19 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
         remedy = "Do not trust a pickle that runs code; use a checkpoint in safetensors."
         raise InputValueError("load", "name", problem, remedy) from None
     return model, report
+
+
+def _dequantised(model: Any) -> Any:
+    """Return a model with dequantised matrices, as far as they can be: quantised products have no derivatives."""
+    try:
+        return model.dequantize()
+    except NotImplementedError:  # transformers leaves it to the package of the quantisation
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        quantised = [module for module in linear if type(module.weight) not in (nn.Parameter, torch.Tensor)]
+        for module in quantised:
+            module.weight = nn.Parameter(module.weight.dequantize().detach().clone(), requires_grad=False)
+        model.is_quantized = not quantised
+        return model
 
 
 def _is_quantised(config: Any) -> bool:

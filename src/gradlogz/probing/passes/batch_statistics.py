@@ -89,6 +89,12 @@ def _fitting(
             handle(ForwardOutput(output, batch.inputs))
     except torch.OutOfMemoryError:
         return None
+    except (NotImplementedError, RuntimeError) as error:
+        if not getattr(model, "is_quantized", False):
+            raise
+        problem = f"quantised layers do not compute what a prediction needs ({str(error).partition(chr(10))[0][:80]})"
+        remedy = "Pass the model before quantisation; gradlogz probe dequantises checkpoints that it loads."
+        raise InputRuntimeError("probe", "model", problem, remedy) from error
     _check_numbers(faults)
     return state, resolved(largest, batch)
 

@@ -62,7 +62,7 @@ class Rotations:
         H = self._matrix(wide, side, centres=norm is not None and norm.centres)
         if norm is None:
             return (wide @ H).to(z.dtype)
-        gain, bias = norm.gain.to(wide), norm.bias.to(wide)
+        gain, bias = norm.beside(wide)
         n = torch.where(gain == 0, 0.0, (wide - bias) / gain)
         return (gain * (n @ H) + bias).to(z.dtype)
 

@@ -22,13 +22,14 @@ from ..hypothesis_tests import (
     judge,
     measured,
     median_detail,
+    practically_null,
     random_band,
 )
 from ..inside.events import Event, ForwardOutput
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
 from ..statistics import Sums, bootstrap, sums_of
 from .observables.moved_tokens import (
     DERIVATION,
@@ -118,7 +119,7 @@ DECLARATION = Declaration(
         GAIN: Label("median gain", null="permuted updates"),
         ORDINARY: Label("median excess without first tokens and massive activations"),
         RADIAL: Label("median radial share of the increase before the norm"),
-        "equivalent": Label(f"layers whose 95 % confidence interval lies within ±{LEAST:g}"),
+        "equivalent": Label(f"layers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
         **TEST_DETAILS,
     },
     remarks={
@@ -225,9 +226,8 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every layer by the excess of its gain."""
     judged = judge(findings, EXCESS, lambda f: beyond_the_null(f, LEAST))
     details = [median_detail(key, findings, key) for key in (GAIN, ORDINARY, RADIAL)]
-    rows = [f for f in findings if f.quantity == EXCESS]
-    equivalent = sum(-LEAST < f.low and f.high < LEAST for f in rows)
-    return conclude(judged, EXCESS, details=[*details, Detail("equivalent", count=equivalent, total=len(rows))])
+    equivalent = practically_null("equivalent", findings, EXCESS, LEAST)
+    return conclude(judged, EXCESS, details=[*details, equivalent])
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

@@ -83,8 +83,8 @@ DECLARATION = Declaration(
         )
     },
     interesting=(
-        "A partial correlation of 0.12. In refutation a planted correlation of -0.2 is found in 5 of 7 models with 64 "
-        "documents; what a run detects is beside its verdict."
+        "A partial correlation of 0.12 in support and of -0.2 in refutation, with 128 documents; what a run detects is "
+        "beside its verdict."
     ),
     power=planted_power("dropped_covariance"),
     quantities={

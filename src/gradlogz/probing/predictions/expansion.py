@@ -26,6 +26,7 @@ from ..hypothesis_tests import (
     judge,
     measured,
     median_detail,
+    practically_null,
     random_band,
 )
 from ..inside.architecture import Norm
@@ -34,7 +35,7 @@ from ..inside.norm_sphere import norm_of_updates, tangential
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
 from ..statistics import (
     GROUPS,
     Comoments,
@@ -153,7 +154,7 @@ DECLARATION = Declaration(
             "median excess of log det Cov by tangential updates", null="uncorrelated updates"
         ),
         REST["attention"]: Label("by whole updates, of log tr Cov", null="uncorrelated updates"),
-        "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g}"),
+        "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
         **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "No attention sublayer allows its update to be computed for moved tokens."},
@@ -260,8 +261,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every attention sublayer by its expansion."""
     judged = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
-    rows = [f for f in findings if f.quantity == EXPANSION and f.tokens]
-    equivalent = Detail("equivalent", count=sum(-LEAST < f.low and f.high < LEAST for f in rows), total=len(rows))
+    equivalent = practically_null("equivalent", findings, EXPANSION, LEAST)
     return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
 
 

@@ -22,9 +22,11 @@ from ..hypothesis_tests import (
     absent,
     beyond_the_null,
     conclude,
+    is_majority,
     judge,
     measured,
     median_detail,
+    practically_null,
     random_band,
 )
 from ..inside.architecture import Norm, Sublayer
@@ -34,7 +36,7 @@ from ..inside.norm_sphere import centred, norm_of_updates, on_sphere, tangential
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import BEYOND, Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.records import BEYOND, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import Sums, bootstrap, ratio, sums_of
 from .observables.attention_rows import at, chosen
 from .observables.moved_tokens import DERIVATION, DRAWS, INTERESTING, LEAST, other_places, rotated, scaled
@@ -104,8 +106,9 @@ DECLARATION = Declaration(
     ),
     decision_rule=(
         f"{LEAST:g} is the bound of the cosine in `tie` and of the gain in `ascent`: the same quantity for attention. "
-        f"A map is unrelated if the 95 % confidence interval of its cosine lies within ±{LEAST:g}. The verdict on the "
-        "model is that of more than half of its feed-forward sublayers, aligned or opposed; unrelated ones are neither."
+        f"A map is unrelated if the 95 % confidence interval of its cosine lies within ±{LEAST:g} of the null. "
+        "The verdict on the model is that of more than half of its feed-forward sublayers, aligned or opposed; "
+        "unrelated ones are neither."
     ),
     quantities={
         COSINE: Quantity("1", "E cos(δ Σᵢ aᵢ w2ᵢ, δ Σᵢ aᵢ dᵢ w1ᵢ)"),
@@ -207,13 +210,13 @@ def _columns(layer: FeedForwardMap, sublayer: Sublayer, tokens: _Tokens) -> Floa
 
 def _on_stream(W: Float[Tensor, "H D"], sublayer: Sublayer, norm: Norm | None) -> Float[Tensor, "H D"]:
     """Reading vectors as vectors of the residual stream, with the gain of the norm before the sublayer."""
-    return centred(W if sublayer.reads is None else W * sublayer.reads.gain.to(W), norm)
+    return centred(W if sublayer.reads is None else W * sublayer.reads.beside(W)[0], norm)
 
 
 def _of_update(W: Float[Tensor, "H D"], sublayer: Sublayer, norm: Norm | None) -> Float[Tensor, "H D"]:
     """Output vectors as parts of the update, with the gain of a norm after the sublayer."""
     closes = sublayer.closes
-    return centred(W if closes is None else centred(W, closes) * closes.gain.to(W), norm)
+    return centred(W if closes is None else centred(W, closes) * closes.beside(W)[0], norm)
 
 
 def _unit(vectors: Float[Tensor, "H D"]) -> tuple[Float[Tensor, "H D"], Float[Tensor, " H"]]:
@@ -254,7 +257,8 @@ def _input(x: Float[Tensor, "... D"], sublayer: Sublayer) -> Float[Tensor, "... 
         return x
     x = centred(x, norm)
     size = x.square().mean(-1, keepdim=True).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
-    return x / size * norm.gain.to(x) + norm.bias.to(x)
+    gain, bias = norm.beside(x)
+    return x / size * gain + bias
 
 
 @lru_cache
@@ -304,13 +308,11 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every feed-forward sublayer as aligned, opposed or neither."""
     judged = judge(findings, COSINE, lambda f: beyond_the_null(f, LEAST))
-    rows = [f for f in findings if f.quantity == COSINE and f.tokens]
-    unrelated = sum(-LEAST < f.low and f.high < LEAST for f in rows)
+    unrelated = practically_null("unrelated", findings, COSINE, LEAST)
     keys = [key for key in (GAIN, UNITS, GATE) if any(f.quantity == key for f in findings)]
     details = [median_detail(key, findings, key) for key in keys]
-    remarks = (Remark("unrelated"),) if 2 * unrelated > len(rows) else ()
-    counted = Detail("unrelated", count=unrelated, total=len(rows))
-    return conclude(judged, COSINE, details=[counted, *details], remarks=remarks)
+    remarks = (Remark("unrelated"),) if is_majority(unrelated) else ()
+    return conclude(judged, COSINE, details=[unrelated, *details], remarks=remarks)
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=95)

@@ -14,16 +14,19 @@ import torch
 from ..._typing import Bool, Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
+    COMPATIBLE,
     NOTHING_MEASURED,
     TEST_DETAILS,
-    Bounds,
     absent,
     band,
+    beyond_the_null,
     conclude,
+    is_majority,
     judge,
     measured,
     median_detail,
     outside,
+    practically_null,
 )
 from ..inside.events import Attended, Event, ForwardOutput
 from ..planted_power import planted_power
@@ -32,11 +35,12 @@ from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Estimate, bootstrap, jackknifed, ratio, sums_of
 from .observables.key_link import KEYS, HeadLink, Products, WhiteRows, divergence, linear_links, products_of, whitened
+from .observables.moved_tokens import DERIVATION, INTERESTING, LEAST
 from .observables.visible_keys import FEWEST, ROWS, LayerRows, VisibleKeys, layer_rows, visible_keys
 
 COSINE, GAUSSIAN = "cosine with the link", "cosine with the Gaussian link"
 LINEAR, OF_LINEAR, OF_QK = "linear link R²", "linear link divergence", "QK divergence"
-BOUND, NEGLIGIBLE = math.sqrt(0.5), 0.1
+HALF = math.sqrt(0.5)
 
 FORMULAS = """\
     k, q, o      visible keys, scaled query, and key of the query's own token, of a row, relative to its mean key
@@ -64,13 +68,9 @@ DECLARATION = Declaration(
         "> 0, so that the QK matrix is tau W_k T W_k^T; its square is the share of the variance of logits that the "
         "link explains"
     ),
-    supports=(
-        f"The cosine is above {BOUND:.2f} = sqrt(1/2), so that the link explains more than half of the variance of "
-        "logits, and above the random-rotation null."
-    ),
     refutes=(
-        f"The cosine is below {NEGLIGIBLE:g}, or below the upper end of the random-rotation null if that is larger: "
-        "the link explains next to nothing of the logits."
+        f"Opposed: the cosine is below {-LEAST:g} and below the random-rotation null, so that tokens avoid keys like "
+        "their own."
     ),
     method=(
         FORMULAS,
@@ -85,17 +85,17 @@ DECLARATION = Declaration(
         "the variance of logits unchanged; mean 0, variance |S T|² / (d tr Q tr Tᵀ P T). Null of R² and of its "
         "divergence: the same queries with as many Gaussian keys. Null of the QK divergence: KL from the attention "
         "weights of the mean query, without a link.",
-        "What this cannot tell: the rotations keep no relation of W_q and W_k. Any head with W_q = W_k S, S positive "
-        "definite, has a positive cosine; a change of basis turns it into W_q = W_k. An untrained model with equal "
-        "matrices therefore supports the claim, as it supports `qk_geometry`, and so does an architecture that shares "
-        "them. Support is consistent with the link and no proof of it: it tells related matrices from unrelated ones.",
+        f"Compatible heads: the cosine is significantly above {HALF:.2f} = sqrt(1/2), so that the link explains more "
+        "than half of the variance of logits, and above the random-rotation null. They do not support the claim: any "
+        "head with W_q = W_k S, S positive definite, has a positive cosine, and a change of basis turns it into W_q = "
+        "W_k. An untrained model with equal matrices, or an architecture that shares them, is therefore compatible.",
     ),
     decision_rule=(
-        "An approximation leaves less than it explains, which gives the bound of support: below sqrt(1/2) the error of "
-        "the link is larger than the link. Refutation asks the null: a head that is above it and below the bound is "
-        "inconclusive, and its cosine is the effect size. Heads above and below the rotation null (FDR 5 %) are "
-        "counted: they attend to keys like, or unlike, their own more than unrelated matrices do. The verdict on the "
-        "model is that of more than half of its heads."
+        "A model is refuted if more than half of its heads are opposed to the link; nothing supports the claim. Heads "
+        "are counted that are compatible, because an approximation leaves less than it explains (below "
+        f"{HALF:.2f} the error of the link is larger than the link); that are unrelated, with a 95 % confidence "
+        f"interval within ±{LEAST:g} of the null; and that are above and below the rotation null (FDR 5 %), because "
+        "they attend to keys like, or unlike, their own more than unrelated matrices do."
     ),
     quantities={
         COSINE: Quantity("1", "⟨S T, K⟩ / √(⟨Q, K⟩ ⟨TᵀPT, K⟩)"),
@@ -106,13 +106,10 @@ DECLARATION = Declaration(
     },
     references=("shim22",),
     bounds={
-        f"{BOUND:.2f}": "The square root of 1/2: the link explains more than half of the variance of logits.",
-        f"{NEGLIGIBLE:g}": (
-            f"The link explains {NEGLIGIBLE**2:.0%} of the variance of logits; the smallest correlation called "
-            "interesting."
-        ),
+        f"{LEAST:g}": DERIVATION,
+        f"{HALF:.2f} (compatible)": "sqrt(1/2): the link explains more than half of the variance of the logits.",
     },
-    interesting="A correlation of 0.8 supports, one of 0 refutes; one of 0.2 is above the rotation null.",
+    interesting=f"A correlation of {-2 * INTERESTING:g} with the logits of the link, 4 % of their variance.",
     power=planted_power("link"),
     statistic="median cosine of the logits with those of the linear link",
     null_reason=(
@@ -120,7 +117,10 @@ DECLARATION = Declaration(
         "the own key. The variance over all rotations is known, so that nothing is drawn."
     ),
     null="random-rotation null",
+    outcomes=("are compatible", "are opposed"),
     details={
+        COMPATIBLE: Label("compatible heads"),
+        "unrelated": Label("unrelated heads"),
         "above_rotations": Label("heads above the random-rotation null"),
         "below_rotations": Label("below"),
         GAUSSIAN: Label("median cosine with the Gaussian link", null="random-rotation null"),
@@ -135,6 +135,7 @@ DECLARATION = Declaration(
             "are known."
         ),
         "aligned": "Most heads are aligned with the link, but the link explains less than half of their logits.",
+        "unrelated": "Most heads are unrelated to the link.",
         "opposed": "Most heads are opposed to the link: tokens avoid keys like their own.",
     },
     labels={
@@ -190,25 +191,27 @@ def null(state: dict[str, LayerRows], model: Probed, baseline: Baseline[dict[str
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every head by its cosine with the link; count the heads above and below the rotation null."""
-
-    def bounds(f: Finding) -> Bounds:
-        if math.isnan(f.null_high):
-            return Bounds(math.inf, -math.inf)
-        return Bounds(max(BOUND, f.null_high), max(NEGLIGIBLE, f.null_high))
-
-    judged = judge(findings, COSINE, bounds)
+    """Judge whether heads are opposed to the link; count those that are compatible, unrelated, or beyond the null."""
+    judged = judge(findings, COSINE, lambda f: beyond_the_null(f, LEAST)._replace(supports=math.inf))
     rows = [f for f in judged.findings if f.quantity == COSINE and f.tokens]
+    most_explained = judge(findings, COSINE, lambda f: beyond_the_null(f, HALF))
+    compatible = sum(f.verdict == "supported" for f in most_explained.findings)
+    unrelated = practically_null("unrelated", findings, COSINE, LEAST)
     significant = [f for f, stands in zip(rows, outside(rows), strict=True) if stands]
     above = sum(f.value > f.null for f in significant)
     below = len(significant) - above
     details = [
+        Detail(COMPATIBLE, count=compatible, total=len(rows)),
+        unrelated,
         Detail("above_rotations", count=above, total=len(rows)),
         Detail("below_rotations", count=below, total=len(rows)),
         *(median_detail(quantity, findings, quantity) for quantity in (GAUSSIAN, LINEAR, OF_LINEAR, OF_QK)),
     ]
-    supported = sum(f.verdict == "supported" for f in rows)
-    conditions = {"aligned": 2 * above > len(rows) and 2 * supported <= len(rows), "opposed": 2 * below > len(rows)}
+    conditions = {
+        "aligned": 2 * above > len(rows) and 2 * compatible <= len(rows),
+        "unrelated": is_majority(unrelated),
+        "opposed": 2 * below > len(rows),
+    }
     return conclude(
         judged, COSINE, details=details, remarks=[Remark(key) for key, holds in conditions.items() if holds]
     )

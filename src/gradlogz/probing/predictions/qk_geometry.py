@@ -4,6 +4,9 @@
     B         = c F, c > 0                          first conjecture [shim22]; F = ∇²log Z: Cov of attended tokens
     B         = c Cov⁻¹, c > 0                      second conjecture; Cov: covariance of the tokens       [theory E13]
 
+Both make B positive semidefinite, and so do equal query and key matrices without any training. A head therefore
+supports the claim only if B is also more aligned with one of these targets than under random rotations.
+
 All matrices are represented by factors of d columns. No value changes with the basis of queries and keys, W_q to W_q M
 and W_k to W_k M^-T.
 
@@ -11,6 +14,7 @@ Read next: symmetry.py (published scores), tie.py.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,19 +28,23 @@ from ..hypothesis_tests import (
     TEST_DETAILS,
     Bounds,
     absent,
+    against_null,
     band,
     conclude,
+    head_of,
+    is_majority,
     judge,
     measured,
     median_detail,
     outside,
+    practically_null,
 )
 from ..inside.events import Attended, Event, ForwardOutput, Passed
 from ..inside.head_weights import HeadWeights, Turning, centred, still_share
 from ..planted_power import planted_power
 from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
-from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
+from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Comoments, GroupMoments, Sums, jackknife, jackknifed, prediction_band
 from .observables.attention_distance import (
     OVER,
@@ -54,7 +62,9 @@ from .observables.batch_moments import matrices_of_attention_inputs, on_cpu, tok
 POSITIVE, SYMMETRIC, SHARE = "positive cosine", "symmetric share", "positive share"
 WITH_I, WITH_C, WITH_INVERSE = (f"cosine with the {t}" for t in ("identity", "covariance", "inverse covariance"))
 WHITENED, FISHER = "whitened cosine with the inverse covariance", "cosine with the Fisher information"
+TARGETS = WITH_C, WITH_INVERSE, FISHER
 SUPPORTS = 0.9
+LEAST = 0.025  # smallest difference of the positive cosine to that of random matrices
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 20  # of random rotations; the band allows for their number
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
@@ -90,14 +100,23 @@ _OF_FORMS = {
 DECLARATION = Declaration(
     title="Positive QK matrices",
     kind=PREDICTED,
-    claim="The QK matrix W_q W_k^T of each head is symmetric positive semidefinite, like a Fisher information.",
+    claim=(
+        "The QK matrix W_q W_k^T of each head is symmetric positive semidefinite and aligned with the Fisher "
+        "information of its attended tokens, or with the covariance of the tokens or its inverse."
+    ),
     formula=(
         "positive cosine = |B_+| / |B| of the QK matrix B = W_q W_k^T of a head, where B_+ is the positive "
         "semidefinite part of (B + B^T)/2: the cosine of B with the nearest positive semidefinite matrix (Frobenius "
         "norm)"
     ),
-    supports=f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null.",
-    refutes="The positive cosine is not above the random-rotation null: B is no more positive than a random matrix.",
+    supports=(
+        f"The positive cosine is above {SUPPORTS:g} and above the random-rotation null, and the cosine of B with one "
+        "of the three targets is above its own random-rotation null."
+    ),
+    refutes=(
+        f"Opposed: the positive cosine is more than {LEAST:g} below the random-rotation null, and below its band: B is "
+        "closer to a negative matrix than random ones are."
+    ),
     method=(
         FORMULAS,
         "Both conjectures make B symmetric and positive semidefinite. The scale parameters of the normalisation layer "
@@ -106,33 +125,43 @@ DECLARATION = Declaration(
         "norm), the scale parameters of these norms are part of W_q and W_k, but the division of each query and key by "
         "its norm is left out.",
         "Nulls. In what follows, r is the number of rows of B_s: the number of principal components, or for the Fisher "
-        "information the head dimension. For five quantities the null is B R in place of B, with a random rotation R "
-        "of the inputs of the keys. For the positive cosine, the symmetric share and the positive share, "
-        f"{DRAWS} rotations are drawn. For the cosine with I and the whitened cosine the null is known: mean 0, "
-        "standard deviation sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
+        "information the head dimension. For the positive cosine, the symmetric share and the positive share the null "
+        f"is P S O S Q^T in place of B = P S Q^T (singular value decomposition), with {DRAWS} random rotations O. On "
+        "average it has the second moments B B^T and B^T B of B, up to a factor: both sides read the same axes of the "
+        "stream as those of B and are unrelated otherwise. Rotations of the whole stream would also destroy common "
+        "axes, which untrained matrices share where tokens have few directions. For the cosine with I and the whitened "
+        "cosine the null is B R, with a random rotation R of the inputs of the keys: mean 0, standard deviation "
+        "sqrt(2) / r. For the cosines with Cov, with Cov⁻¹ and with the Fisher information the null "
         "is R B_s Rᵀ, with a random rotation R. Such a cosine has mean tr B_s tr T / (r |B_s| |T|) and variance 2 "
         "|B_0|² |T_0|² / ((r - 1)(r + 2) |B_s|² |T|²), where B_0 and T_0 are the traceless parts of B_s and T.",
-        "What this cannot tell: positivity is necessary for both conjectures and not sufficient. W_q = W_k gives it "
-        "without any training, and so does an architecture that shares both matrices: the rotations tell related "
-        "matrices from unrelated ones. The cosines with Cov, its inverse and the Fisher information tell which "
-        "positive matrix B is.",
+        "Positivity is necessary for both conjectures and not sufficient: W_q = W_k gives it without any training, and "
+        "so does an architecture that shares both matrices. Their positive directions are not those of the tokens, "
+        "which is what the null of the targets tells: it keeps all eigenvalues of B_s. A head is tested against three "
+        "targets, so that the smallest of three p-values is multiplied by 3 (Bonferroni).",
         OVER_METHOD,
     ),
     decision_rule=(
         "The positive cosine depends on the weights alone and has no sampling error, so it is compared with the bounds "
-        "directly. Refutation asks the null: a head above the band of random rotations and below the bound of support "
-        "is inconclusive, and its cosine is the effect size. The verdict on the model is that of more than half of its "
-        "heads. The other cosines are not judged."
+        "directly. Support needs both conditions (intersection–union test: the larger p-value counts). A head that is "
+        "no more positive than random matrices neither supports nor refutes the claim; if its positive cosine is "
+        f"within {LEAST:g} of their mean, it is counted as unrelated. The verdict on the model is that of more than "
+        "half of its heads."
     ),
     bounds={
         f"{SUPPORTS:g}": (
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
             "with W_k = 0.75 W_q + noise, planted, lie at this bound."
         ),
+        f"{LEAST:g}": (
+            f"Half of {2 * LEAST:g}, the difference that a cosine of W_q and W_k of ±{4 * LEAST:g} makes, the smallest "
+            "one called interesting: with W_k = c W_q + sqrt(1 - c²) noise the eigenvalues of (B + B^T)/2 are (c ± "
+            "1)/2 in a wide stream, and the positive cosine is (1 + c)/2."
+        ),
     },
     interesting=(
-        "Any value beyond a bound: there is no sampling error. Random matrices have 0.5, symmetric matrices with as "
-        "many positive as negative eigenvalues 0.71."
+        "Support: a cosine of W_q and W_k of 0.85 on the principal axes of the tokens; refutation: one of -0.1. "
+        "Random matrices have a positive cosine of 0.5, symmetric matrices with as many positive as negative "
+        "eigenvalues 0.71."
     ),
     power=planted_power("qk_geometry"),
     quantities={
@@ -143,21 +172,20 @@ DECLARATION = Declaration(
     },
     statistic="median cosine of QK matrices with their positive part",
     null_reason=(
-        f"{DRAWS} rotations of the inputs of the keys keep the spectrum of the QK matrix and destroy the "
-        "relation of its sides; a cosine does not depend on scale."
+        f"{DRAWS} rotations between queries and keys keep the axes of the stream that each of both sides reads, and "
+        "destroy the relation of the sides; a cosine does not depend on scale."
     ),
     null="random-rotation null",
-    correction="",
+    outcomes=("support the claim", "are opposed"),
     details={
-        **{
-            name: Label(f"median {name}", null="rotation null", counted="above the rotation null")
-            for name in (WITH_C, WITH_INVERSE, FISHER)
-        },
+        "unrelated": Label("unrelated heads"),
+        **{name: Label(f"median {name}", null="rotation null", counted="above the rotation null") for name in TARGETS},
         **OVER_DETAILS,
         **TEST_DETAILS,
     },
     remarks={
         NOTHING_MEASURED: "No self-attention layer has matrices that act on its input.",
+        "unrelated": "Most heads are no more positive than random matrices.",
         **OVER_REMARKS,
     },
     labels={
@@ -231,8 +259,8 @@ def null(
         in_metrics = _InMetrics(E.mT @ U, E.mT @ V, _covariance(read.total(), weights, E).unsqueeze(0))
         for name, turn in (("", None), *(() if R is None else ((OVER, R[:1]),))):
             generator = torch.Generator().manual_seed(model.seed + number)
-            spectrum = _singular_values(_gram(U if turn is None else U @ turn[0], V))
-            draws = [_alone(_rotated(spectrum, turned)) for turned in _rotations(U.shape[-2:], generator)]
+            sides = _sides(_gram(U if turn is None else U @ turn[0], V))
+            draws = [_alone(_unrelated(sides, turned)) for turned in _rotations(U.shape[-1], generator)]
             for quantity, values in zip((POSITIVE, SYMMETRIC, SHARE), zip(*draws, strict=True), strict=True):
                 mean, arm = prediction_band(torch.stack(values))
                 rows += _rows(layer, quantity + name, mean, arm)
@@ -247,21 +275,35 @@ def null(
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every head by its positive cosine; count the heads above the rotation null of the other cosines."""
-    judged = judge(findings, POSITIVE, _bounds)
-    cosines = []
-    for quantity in (WITH_C, WITH_INVERSE, FISHER):
+    """Judge every head by its positive cosine and its targets; count heads that are unrelated, or above a null."""
+    judged = judge(findings, POSITIVE, _bounds, needs=_aligned(findings))
+    unrelated, cosines = practically_null("unrelated", findings, POSITIVE, LEAST), []
+    for quantity in TARGETS:
         rows = [f for f in findings if f.quantity == quantity]
         if rows:
             above = sum(stands and f.value > f.null for f, stands in zip(rows, outside(rows), strict=True))
             cosines.append(median_detail(quantity, rows, quantity)._replace(count=above, total=len(rows)))
     details, remarks = over_distances(findings, POSITIVE + OVER)
-    return conclude(judged, POSITIVE, details=(*cosines, *details), remarks=remarks)
+    if is_majority(unrelated):
+        remarks = (Remark("unrelated"), *remarks)
+    return conclude(judged, POSITIVE, details=(unrelated, *cosines, *details), remarks=remarks)
 
 
 def _bounds(f: Finding) -> Bounds:
-    null = -math.inf if math.isnan(f.null_high) else f.null_high
-    return Bounds(max(SUPPORTS, null), null)
+    if math.isnan(f.null_high):
+        return Bounds(math.inf, -math.inf)
+    return Bounds(max(SUPPORTS, f.null_high), min(f.null - LEAST, f.null_low))
+
+
+def _aligned(findings: Sequence[Finding]) -> Float[Tensor, " n"]:
+    """p-value of each head that its QK matrix is not more aligned with any of the targets than at random."""
+    heads = [head_of(f) for f in findings if f.quantity == POSITIVE]
+    smallest = dict.fromkeys(heads, math.nan)
+    for quantity in TARGETS:
+        rows = [f for f in findings if f.quantity == quantity]
+        for f, p in zip(rows, against_null(rows)[0].tolist(), strict=True):
+            smallest[head_of(f)] = min(p, smallest.get(head_of(f), math.nan), key=lambda x: (math.isnan(x), x))
+    return (len(TARGETS) * torch.tensor([smallest[head] for head in heads], dtype=torch.float64)).clamp(max=1.0)
 
 
 def _compared(layer: str, weights: HeadWeights, read: Comoments, E: Tensor, R: Tensor | None) -> list[Measured]:
@@ -303,18 +345,31 @@ def _gram(U: Tensor, V: Tensor) -> Tensor:
     return torch.cat((torch.cat((U.mT @ U, across), -1), torch.cat((across.mT, V.mT @ V), -1)), -2)
 
 
-def _singular_values(gram: Tensor) -> Float[Tensor, "h d"]:
-    """Singular values of U Vᵀ, from the Gram matrix of their columns; they do not depend on the basis of both."""
+class _Sides(NamedTuple):
+    """Singular values S and overlaps PᵀQ of B = P S Qᵀ, which do not depend on the basis of both factors of B."""
+
+    singular: Float[Tensor, "h d"]
+    overlap: Float[Tensor, "h d d"]
+
+
+def _sides(gram: Tensor) -> _Sides:
+    """Sides of U Vᵀ from the Gram matrix of the columns of U and V."""
     d = gram.shape[-1] // 2
-    return torch.linalg.svdvals(_root(gram[..., :d, :d]) @ _root(gram[..., d:, d:]))
+    root_u, root_v = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
+    a, S, b = torch.linalg.svd(root_u @ root_v)  # U = X root_u and V = Y root_v with orthonormal X and Y
+    XY = torch.linalg.pinv(root_u, hermitian=True) @ gram[..., :d, d:] @ torch.linalg.pinv(root_v, hermitian=True)
+    overlap = a.mT @ XY @ b.mT
+    # Singular vectors have a sign for each pair: those of the first row of the overlap are made positive.
+    sign = torch.where(overlap[..., 0, :] < 0, -1.0, 1.0) * torch.where(overlap[..., :1, 0] < 0, -1.0, 1.0)
+    return _Sides(S, sign.unsqueeze(-1) * overlap * sign.unsqueeze(-2))
 
 
-def _rotated(spectrum: Float[Tensor, "h d"], turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
-    """Gram matrix of P S^½ and Q S^½ for P S Qᵀ with these singular values, and PᵀQ = `turned`."""
-    root = spectrum.sqrt()
-    across = root.unsqueeze(-1) * turned * root.unsqueeze(-2)
-    same = torch.diag_embed(spectrum)
-    return torch.cat((torch.cat((same, across), -1), torch.cat((across.mT, same), -1)), -2)
+def _unrelated(sides: _Sides, turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:
+    """Gram matrix of P S O and Q S: both sides of B read the same directions as before, in another relation."""
+    S = sides.singular
+    across = turned.mT @ (S.unsqueeze(-1) * sides.overlap * S.unsqueeze(-2))
+    square = (S.square().unsqueeze(-2) * turned.mT) @ turned
+    return torch.cat((torch.cat((square, across), -1), torch.cat((across.mT, S.square().diag_embed()), -1)), -2)
 
 
 def _turned_gram(gram: Tensor, R: Tensor) -> Tensor:
@@ -343,11 +398,10 @@ def _alone(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (positive.square().sum(-1) / size).sqrt(), symmetric, positive.sum(-1) / eigenvalues.abs().sum(-1)
 
 
-def _rotations(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """First d rows and columns of random rotations of R^D, [DRAWS, d, d]."""
-    D, d = shape
-    Q, R = torch.linalg.qr(torch.randn(DRAWS, D, d, generator=generator, dtype=torch.float64))
-    return Q[:, :d] * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+def _rotations(d: int, generator: torch.Generator) -> Float[Tensor, "r d d"]:
+    """Random rotations of R^d."""
+    Q, R = torch.linalg.qr(torch.randn(DRAWS, d, d, generator=generator, dtype=torch.float64))
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
 def _root(symmetric: Tensor) -> Tensor:

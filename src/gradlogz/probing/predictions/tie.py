@@ -23,9 +23,11 @@ from ..hypothesis_tests import (
     band,
     beyond_the_null,
     conclude,
+    is_majority,
     judge,
     measured,
     outside,
+    practically_null,
 )
 from ..inside.events import Attended, Event, ForwardOutput, LayerCall
 from ..inside.head_weights import HeadWeights, Turning, still_share
@@ -95,9 +97,9 @@ DECLARATION = Declaration(
         "the cosine of all heads together, each head has a rotation of its own. Also reported: the cosine with C = I.",
     ),
     decision_rule=(
-        f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g}, the bound "
-        "of the gain in `ascent`. The verdict on the model is that of more than half of its heads, aligned or opposed; "
-        "unrelated heads are neither."
+        f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g} of the "
+        "null, the bound of the gain in `ascent`. The verdict on the model is that of more than half of its heads, "
+        "aligned or opposed; unrelated heads are neither."
     ),
     bounds={f"{LEAST:g}": DERIVATION},
     interesting=f"A cosine of {INTERESTING:g}: a tenth of the update, by length, is along the gradient.",
@@ -263,18 +265,17 @@ def null(
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head as aligned, opposed or neither; count unrelated heads and those outside the rotation null."""
     judged = judge(findings, WEIGHTED, lambda f: beyond_the_null(f, LEAST))
-    rows = [f for f in findings if f.quantity == WEIGHTED and f.tokens]
-    unrelated = sum(-LEAST < f.low and f.high < LEAST for f in rows)
+    unrelated = practically_null("unrelated", findings, WEIGHTED, LEAST)
     plain = [f for f in findings if f.quantity == COSINE]
     significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
     above = sum(f.value > 0 for f in significant)
     counts = (
-        Detail("unrelated", count=unrelated, total=len(rows)),
+        unrelated,
         Detail("above_rotations", count=above, total=len(plain)),
         Detail("below_rotations", count=len(significant) - above, total=len(plain)),
     )
     details, remarks = over_distances(findings, WEIGHTED + OVER)
-    if 2 * unrelated > len(rows):
+    if is_majority(unrelated):
         remarks = (Remark("unrelated"), *remarks)
     return conclude(judged, WEIGHTED, details=(*counts, *details), remarks=remarks)
 
