@@ -208,7 +208,7 @@ def is_right(kind: int, stored: bool, device: torch.device) -> bool:
 
 
 def _agrees(kind: int, stored: bool, device: torch.device) -> bool:
-    """Whether loss and gradients of a small problem are those of the definition in float64."""
+    """Compare loss and gradients of a small problem with the definition in float64."""
     generator = torch.Generator("cpu").manual_seed(kind)
     m, d = 300, STORED_FROM if stored else 64
     q, k = (torch.randn(m, d, generator=generator).bfloat16().to(device).float() for _ in range(2))
