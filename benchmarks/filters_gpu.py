@@ -174,12 +174,12 @@ def in_time() -> list[dict[str, object]]:
         deviation = sequential.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
         for block, overlap in BLOCKS:
             run = partial(filter_in_blocks, model, y, start, method=method, block=block, overlap=overlap)
-            found = run()
-            error = ((found.filtered.mean[:CHECKED] - sequential.mean).abs() / deviation).max()
+            blocked = run()
+            error = ((blocked.filtered.mean[:CHECKED] - sequential.mean).abs() / deviation).max()
             rates = [measured(run, 1, LONG)["rate"] for _ in range(2)]
-            row = {"filter": method, "modes": 3, "block": block, "overlap": overlap, "repairs": found.repairs}
+            row = {"filter": method, "modes": 3, "block": block, "overlap": overlap, "repairs": blocked.repairs}
             row |= {"milliseconds": round(1e3 * LONG / rates[0], 2), "A/A": round(rates[1] / rates[0], 3)}
-            table.append({**row, "difference": float(error), "discrepancy": float(found.discrepancy.max())})
+            table.append({**row, "difference": float(error), "discrepancy": float(blocked.discrepancy.max())})
     return table
 
 
