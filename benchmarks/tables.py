@@ -446,7 +446,8 @@ def smoothers() -> str:
 
 def filters_gpu() -> str:
     """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())["rows"]
+    table = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())
+    rows = table["rows"] + table["gradients"]
     asked = ("all fields", "means and modes", "last step", "one step", "gradients")
     heads = ("all fields", "means and mode probabilities", "last step", "one step", "gradients")
     filters: dict[tuple[str, int, str], dict[tuple[str, str], dict]] = {}

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel
-from gradlogz.filters import Filtered
+from gradlogz.filters import Filtered, filter_in_blocks
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
 from support.switching_oracles import F64, beginning, by_definition, observed, same, system
@@ -178,6 +178,18 @@ def test_steps_carry_on_what_a_series_does(calls, method):
     whole = chosen.filter(y, start)
     same(last, Filtered(*(field[:, -1] for field in whole[:-1]), whole.log_likelihood))
     assert calls == [True] * 7
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_blocks_of_time_are_lanes_of_one_launch(calls, monkeypatch, method):
+    """One launch for the steps before all blocks, one for all blocks, and one for each repair; the last is shorter."""
+    model, start = system(3, 4, 2), beginning(3, 4)
+    y = observed(model, 57)
+    y[20, 1] = torch.nan
+    found = filter_in_blocks(model, y, start, method=method, block=8, overlap=4, tolerance=0.0, fields=None)
+    assert calls == [True] * (2 + found.repairs)
+    expected = by_torch(monkeypatch, METHODS[method], model, y, start)
+    same(found.filtered, expected, tolerance=1e-10)
 
 
 @each

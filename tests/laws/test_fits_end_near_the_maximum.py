@@ -59,17 +59,19 @@ def test_em_of_one_mode_ends_near_the_maximum_where_small_gains_do_not():
     assert distance(stopped.model, y) > 0.2
 
 
-def test_em_of_two_modes_ends_near_its_fixed_point():
-    """50 series of 30 steps. With an approximate smoother the likelihood jumps: a quarter of an error is allowed."""
-    y = drawn(walk(2), 50, 30)
+@pytest.mark.parametrize(("series", "steps"), [(200, 30), (50, 120)])
+def test_em_of_two_modes_ends_near_its_fixed_point(series, steps):
+    """The best model of 2,000 further rounds is near. An approximate smoother's fixed point is not the maximum."""
+    y = drawn(walk(2), series, steps)
     start, options = walk(2, q=(0.1, 2.0), r=0.5), {"shared": ["R"], "method": "em"}
-    found = fit(start, y, PRIOR, **options, tolerance=1e-5, max_iterations=2000)
+    found = fit(start, y, PRIOR, **options, tolerance=1e-5, max_iterations=1000)
     assert found.converged
-    later = fit(found.model, y, PRIOR, **options, tolerance=0.0, max_iterations=400)
+    later = fit(found.model, y, PRIOR, **options, tolerance=0.0, max_iterations=2000)
     maximum = fit(start, y, PRIOR, shared=["R"], errors=True)
     for name, error in maximum.standard_error.items():
         at, end = (getattr(fitted.model, name) for fitted in (found, later))
-        assert ((at - end) / error).abs().max() < 0.25, name
+        assert torch.isfinite(error).all(), name
+        assert ((at - end) / error).abs().max() < 0.1, name
 
 
 @pytest.mark.parametrize("k", [1, 2])

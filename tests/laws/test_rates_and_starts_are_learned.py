@@ -136,7 +136,7 @@ def test_standard_errors_of_enumeration_are_those_of_the_exact_likelihood():
     g = Source(4)
     one = torch.ones(2, 1, 1, dtype=F64)
     T = torch.tensor([[0.6, 0.4], [0.5, 0.5]], dtype=F64)
-    model = SwitchingModel(T, 0.9 * one, one * torch.tensor([0.1, 4.0], dtype=F64)[:, None, None], one, 0.5 * one)
+    model = SwitchingModel(T, 0.9 * one, one * torch.tensor([0.1, 16.0], dtype=F64)[:, None, None], one, 0.5 * one)
     y, prior = 2 * g.normal(3, 6, 1), Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
     options = {"learn": ["R"], "shared": ["R"], "structure": {"R": "scale"}, "method": "em", "errors": True}
     ends = {

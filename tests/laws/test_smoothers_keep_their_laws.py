@@ -332,6 +332,20 @@ def test_the_filter_inside_is_the_filter():
     assert torch.equal(found.filtered.mean, imm(model, y, start).mean)
 
 
+@ours
+def test_smoothed_means_are_continuous_in_the_noise(method):
+    """Modes that disagree: a quarter of the step in R takes a quarter of the step in the means, without a jump."""
+    g = torch.Generator().manual_seed(4)
+    y = torch.randn(20, 30, 1, dtype=F64, generator=g).cumsum(1)
+    one, T = torch.ones(2, 1, 1, dtype=F64), torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=F64)
+    R = torch.linspace(0.1, 0.5, 401, dtype=F64)[:, None, None, None, None, None] * one
+    model = SwitchingModel(T, one, torch.tensor([0.02, 1.0], dtype=F64)[:, None, None], one, R)
+    start = Prior(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
+    mean = smooth(model, y.expand(401, -1, -1, -1), start, method=method).mean
+    coarse, fine = (float(m.diff(dim=0).abs().max()) for m in (mean[::4], mean))
+    assert fine < 0.3 * coarse
+
+
 @pytest.mark.parametrize("method", ["imm", "gpb2"])
 def test_smoothed_positions_stay_near_turning_targets(method):
     """Modes of nearly no noise and of much: the score of a narrow Gaussian must not carry a wide one away."""

@@ -45,7 +45,6 @@ MOMENTS = (
     "previous_covariance",
     "lag_covariance",
 )
-EXACT_RATIOS, APPROXIMATE_RATIOS = 3, 12  # ratios of successive gains that must agree that little is left
 
 
 class SufficientStatistics(NamedTuple):
@@ -118,8 +117,6 @@ def run_em(
 ) -> FitRun:
     """Iterate E and M steps until at most `enough` is left to gain."""
     best, history, converged = system, [], False
-    is_exact = smoother == "enumerate" or (system.model.modes == 1 and system.clutter is None)
-    ratios = EXACT_RATIOS if is_exact else APPROXIMATE_RATIOS
     with torch.no_grad():
         for i in range(max_iterations + 1):
             expected = _expected(system, series, plan, smoother)
@@ -127,34 +124,31 @@ def run_em(
             if history[-1] >= max(history):
                 best = system
             report(i, history[-1])
-            converged = remaining_gain(history, ratios) <= enough
+            converged = remaining_gain(history) <= enough
             if converged or i == max_iterations:
                 break
             system = _maximum(system, expected, plan)
     return FitRun(best, max(history), history, converged)
 
 
-def remaining_gain(history: Sequence[float], ratios: int = EXACT_RATIOS) -> float:
+def remaining_gain(history: Sequence[float]) -> float:
     """Estimate the log likelihood that further iterations of EM would gain; inf if nothing is known yet.
 
     EM converges linearly: near its end the gains shrink by a factor c, and what is left is their geometric series
     gain (c + c² + ...) = gain c / (1 - c), Aitken's extrapolation [bohning94]. A small gain alone says little: with
-    c = 0.99, common where noise covariances are learned, 99 times as much is left. c is the largest of the last ratios,
-    since early gains are dominated by directions that converge fast. Near a maximum l* - l = δ²/2, where δ is the
-    distance in standard errors: 0.005 nats are 0.1 standard errors.
+    c = 0.99, common where noise covariances are learned, 99 times as much is left. c is the largest of the last three
+    ratios, since early gains are dominated by directions that converge fast. Near a maximum l* - l = δ²/2, where δ is
+    the distance in standard errors: 0.005 nats are 0.1 standard errors.
 
-    Approximate smoothers replace messages that are not proper, and the likelihood then jumps. Nothing is known while
-    gains of both signs are among the last ones.
+    With an approximate smoother the fixed point is not the maximum, and the likelihood may pass a maximum on the way.
     """
-    if len(history) < ratios + 2:
+    if len(history) < 5:
         return math.inf
-    gains = [b - a for a, b in itertools.pairwise(history[-ratios - 2 :])]
-    if abs(gains[-1]) <= 1e-14 * abs(history[-1]):
+    gains = [abs(b - a) for a, b in itertools.pairwise(history[-5:])]
+    if gains[-1] <= 1e-14 * abs(history[-1]):
         return 0.0
-    if min(gains) < 0 < max(gains):
-        return math.inf
-    c = max(b / a if a != 0 else math.inf for a, b in itertools.pairwise(gains))
-    return abs(gains[-1]) * c / (1 - c) if c < 1 else math.inf
+    c = max(b / a if a > 0 else math.inf for a, b in itertools.pairwise(gains))
+    return gains[-1] * c / (1 - c) if c < 1 else math.inf
 
 
 def _expected(system: System, series: Series, plan: FitPlan, smoother: Method) -> Expectations:

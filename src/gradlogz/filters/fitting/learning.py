@@ -106,8 +106,8 @@ def fit(
         starts: number of starts. The first is the model, the others are random perturbations; the best end is kept.
         max_iterations: maximum number of iterations of each start.
         tolerance: bound of the log likelihood that is left to gain when iterations end, in nats per time step; at most
-            0.005 nats in all, which is a distance of 0.1 standard errors from the maximum. EM with an approximate
-            smoother ends about a quarter of a standard error from its fixed point, because its likelihood jumps.
+            0.005 nats in all, which is a distance of 0.1 standard errors from the maximum (EM with an approximate
+            smoother: from its fixed point).
         errors: whether to compute standard errors.
         progress: True for a progress bar, or a function of the finished and the maximum number of iterations.
         on_iteration: function called after each iteration with its number and the log likelihood.

@@ -34,6 +34,7 @@ from ..models.switching_model import Parameters
 from ..moment_matching import GaussianMoments, collapse, fill, symmetric, weigh
 
 LEAST = 0.25  # share of the average information that the spread between modes must leave; also in the compiled kernel
+ROUNDING = 1e-6  # of the average information, which may be singular; also there
 
 
 class FilteredModes(NamedTuple):
@@ -207,20 +208,24 @@ def _transferred(score: Tensor, information: Tensor, moved: Tensor, narrowed: Te
 
 
 def _made_proper(later: BackwardMessage, filtered: FilteredModes) -> BackwardMessage:
-    """Replace the information L by the average where the spread of scores between modes takes most of it.
+    """Limit the spread of scores between modes, so that the information L keeps a quarter of its average M.
 
-    L is to be at least a quarter of the average: P (L - average / 4) P positive semidefinite, with a tolerance of 0.01
-    times the variances, which keeps rounding from deciding. With less, a score that belongs to a narrow Gaussian would
-    be transferred to a wide one nearly undiminished, and the smoothed mean would leave the observations.
+    L = M - t spread, with t = 1 / max(1, trace (3/4 M)^-1 spread): then t spread <= 3/4 M, since no eigenvalue exceeds
+    the trace. With less information, a score that belongs to a narrow Gaussian would be transferred to a wide one
+    nearly undiminished, and the smoothed mean would leave the observations. t is continuous in all parameters, and so
+    is what EM iterates. Components of variance 0 are left out: nothing depends on their information, and functions are
+    linearised in the others only.
     """
-    with torch.no_grad():
-        P = filtered.covariance
-        size = P.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(P.dtype).tiny).rsqrt()
-        rest = later.information - LEAST * later.average
-        gain = symmetric(P @ rest @ P) * size.unsqueeze(-1) * size.unsqueeze(-2)
-        slack = 0.01 * torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-        positive = torch.linalg.cholesky_ex(gain + slack).info == 0
-    return later._replace(information=torch.where(positive[..., None, None], later.information, later.average))
+    M, spread = later.average, later.average - later.information
+    size = M.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(M.dtype).tiny).rsqrt()
+    size = torch.where(filtered.covariance.diagonal(dim1=-2, dim2=-1) > 0, size, 0.0)
+    scale = size.unsqueeze(-1) * size.unsqueeze(-2)
+    # In units in which the diagonal of M is 1. M is singular where later observations carry no information.
+    rounding = ROUNDING * torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
+    used = torch.linalg.solve_ex((1 - LEAST) * M * scale + rounding, spread * scale).result
+    t = 1 / used.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1.0)[..., None, None]
+    # With t = 1 the information stays as it is: M - spread would round.
+    return later._replace(information=torch.where(t < 1, M - t * spread, later.information))
 
 
 def _observation_message(

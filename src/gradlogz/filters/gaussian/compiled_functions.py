@@ -3,6 +3,7 @@
 Read next: ../../kernels/filters/functions.py (the kernel), switching.py (the caller).
 """
 
+import functools
 import math
 
 import torch
@@ -34,14 +35,18 @@ def filter_functions(
         return None
     if depth > 2 or state.log_probability.shape[-1] != k:
         return None
-    fields = {"b": y.new_zeros(1, k, s), "d": y.new_zeros(1, k, o)}
+    fields: dict[str, Tensor] = {}
     for name in ("transition", "F", "Q", "H", "R", "b", "d", "dt"):
         if (field := getattr(parameters, name, None)) is not None:
             if (by_target := _by_target(field, len(ENDS[name]), batch)) is None:
                 return None
             fields[name] = by_target
-    sigma, has, functions = None, parameters.has, linear_functions(k, o)
-    if not isinstance(parameters, Parameters):
+    sigma, has = None, parameters.has
+    if isinstance(parameters, Parameters):
+        functions = linear_functions(k, o)
+        fields.setdefault("b", y.new_zeros(1, k, s))
+        fields.setdefault("d", y.new_zeros(1, k, o))
+    else:
         model, has = parameters.model, parameters.active
         if model.packed is None or model.packed.is_flow != ("dt" in fields):
             return None
@@ -56,7 +61,7 @@ def filter_functions(
         functions, fields["F"], fields["Q"] = functions.over(fields["dt"], fields["Q"])
     problem = kernel.FunctionProblem(
         tuple(fields[name] for name in ("transition", "F", "Q", "H", "R", "b", "d")),
-        torch.ones(k, s, dtype=torch.bool, device=y.device) if has is None else has,
+        _every_component(k, s) if has is None else has,
         parameters.has is not None,
         functions.move,
         functions.observe,
@@ -69,10 +74,17 @@ def filter_functions(
     return result
 
 
+@functools.lru_cache(maxsize=64)
+def _every_component(k: int, s: int) -> Bool[Tensor, "k s"]:
+    return torch.ones(k, s, dtype=torch.bool, device="cpu")
+
+
 def _by_target(field: Tensor, ending: int, batch: tuple[int, ...]) -> Tensor | None:
     """Field of one step, [1, ...] or [targets, ...]; None if it varies with time or is for other targets."""
     if field.ndim == ending:
         return field.unsqueeze(0)
+    if field.ndim == ending + 1 and field.shape[0] == 1:
+        return field
     if field.shape[-ending - 1] != 1:
         return None
     field = field.squeeze(-ending - 1)

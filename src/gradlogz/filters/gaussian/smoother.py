@@ -100,7 +100,8 @@ def smooth(
     filter linearises at mixtures, the smoother at their components.
 
     A quadratic function that hardly decreases would carry pairs of wide Gaussians away. If the next modes disagree so
-    much that less than a quarter of their average information is left, the smoother uses this average.
+    much that less than a quarter of their average information would be left, the smoother counts only so much of their
+    disagreement that a quarter is left.
 
     The result at time t is the collapse of its mode pairs. At the last time "gpb2" therefore equals the filter, and
     "imm" is slightly closer to the exact posterior than the filter.

@@ -488,6 +488,8 @@ def _requested_fields(call: str, fields: Collection[str] | None) -> frozenset[st
 
 
 def _select_fields(wanted: frozenset[str], result: Filtered) -> Filtered:
+    if wanted is ALL:
+        return result
     names = wanted | {"log_likelihood"}
     return Filtered._make([t if name in names else None for name, t in result._asdict().items()])
 

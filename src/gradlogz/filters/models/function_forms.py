@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._typing import Float, Tensor
+from ..._typing import Bool, Float, Tensor
 from ...kernels.filters.forms import LINEAR, TURN, FunctionForm
 from .discretization import discretize_steps
 
@@ -35,6 +35,7 @@ class PackedFunctions(NamedTuple):
         numbers: step of turns and origin of sensors, of each mode, with a first dimension of size 1 or of targets.
         angles: mask of the components of an observation that are angles.
         is_flow: whether motions are flows, which take the duration of the step.
+        is_turn: mask of the modes whose motion is a turn.
     """
 
     matrices: dict[str, Tensor]
@@ -43,6 +44,7 @@ class PackedFunctions(NamedTuple):
     numbers: Any
     angles: Any
     is_flow: bool
+    is_turn: Bool[Tensor, "k 1 1"]
 
     def over(
         self, dt: Float[Tensor, "n"], Q: Float[Tensor, "1 k s s"]
@@ -52,10 +54,9 @@ class PackedFunctions(NamedTuple):
         Turns keep the spectral density, since their noise turns with the state.
         """
         F, noise = discretize_steps(self.matrices["F"][0], Q[0], dt)
-        turns = torch.from_numpy(self.move[:, 0] == TURN)[:, None, None]
         numbers = self.numbers.repeat(len(dt), 0)
         numbers[:, :, 0] = dt.detach().numpy()[:, None]
-        return self._replace(numbers=numbers), F, torch.where(turns, Q, noise)
+        return self._replace(numbers=numbers), F, torch.where(self.is_turn, Q, noise)
 
 
 def packed_functions(
@@ -96,7 +97,10 @@ def packed_functions(
     angles[list(getattr(residual, "angles", ()))] = True
     tensors = dict(zip("FHbd", (*matrices, *offsets), strict=True))
     move_codes, observe_codes = codes
-    return PackedFunctions(tensors, move_codes, observe_codes, numbers.numpy()[None], angles.numpy(), flows.pop())
+    is_turn = torch.from_numpy(move_codes[:, 0] == TURN)[:, None, None]
+    return PackedFunctions(
+        tensors, move_codes, observe_codes, numbers.numpy()[None], angles.numpy(), flows.pop(), is_turn
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,4 +108,5 @@ def linear_functions(k: int, o: int) -> PackedFunctions:
     """k linear functions without their matrices, for observations of size o without angles."""
     codes = torch.full((k, PLACES), LINEAR, dtype=torch.int64, device="cpu").numpy()
     numbers = torch.zeros(1, k, NUMBERS, dtype=torch.float64, device="cpu").numpy()
-    return PackedFunctions({}, codes, codes, numbers, torch.zeros(o, dtype=torch.bool, device="cpu").numpy(), False)
+    angles, is_turn = (torch.zeros(size, dtype=torch.bool, device="cpu") for size in ((o,), (k, 1, 1)))
+    return PackedFunctions({}, codes, codes, numbers, angles.numpy(), False, is_turn)

@@ -80,11 +80,11 @@ def _are_plain(tensors: Sequence[Tensor]) -> bool:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     device, dtype = tensors[0].device, tensors[0].dtype
-    return dtype in (torch.float64, torch.float32) and all(
-        type(t) in (Tensor, torch.nn.Parameter)
-        and t.device == device
-        and t.dtype == dtype
-        and t.numel()
-        and not t.is_neg()
-        for t in tensors
-    )
+    if dtype not in (torch.float64, torch.float32):
+        return False
+    for t in tensors:
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+        if t.dtype != dtype or t.device != device or t.is_neg() or not t.numel():
+            return False
+    return True

@@ -51,7 +51,7 @@ from .targets_in_lanes import (
 
 FILTERED = (11, 14)  # mean, covariance and log probability of each mode, filtered; entries of the table of fields
 LEAST = 0.25  # share of the average information that the spread between modes must leave
-SLACK = 0.01  # of the variances, so that rounding does not decide whether a message is proper
+ROUNDING = 1e-6  # of the average information, which may be singular
 # Parts of the computation that requested fields need: moments of x_t given each mode, their combination, moments of
 # x_{t-1} given the mode at t.
 MODES, COMBINED, PREVIOUS = (1 << i for i in range(3))
@@ -351,33 +351,41 @@ def observation_message(
 
 @compiled
 def make_proper(zero: Vector, w: SmoothingMemory, P: int, information: int, mean: int, state: Size) -> None:
-    """Replace the information L by the average where P (L - average / 4) P + 0.01 diag P is not positive definite."""
+    """Limit the spread of scores so that the information L keeps a quarter of its average M over the next modes.
+
+    L = M - t spread, with t = 1 / max(1, trace B^-1 spread) and B = 3/4 M + 1e-6 diag M, without components of variance
+    0. The trace is the sum of spread_cc / B_cc while both are reduced by the same eliminations, from both sides.
+    """
     s = size(state)
     one = load(zero, w.ones, 0)
-    for i in range(s * s):
-        store(load(zero, information, i) - number(zero, LEAST) * load(zero, mean, i), w.Y, i)
-    times(zero, w.Y, zero, P, w.X, state)
     for i in range(s):
+        variance, M = load(zero, P, i * s + i), load(zero, mean, i * s + i)
         for j in range(i + 1):
-            total = zero
-            for n in range(s):
-                total = total + load(zero, P, i * s + n) * load(zero, w.X, n * s + j)
-            store(total, w.Y, i * s + j)
-        variance = load(zero, P, i * s + i)
-        slack = number(zero, SLACK) * where_positive(variance, variance, one)
-        store(load(zero, w.Y, i * s + i) + slack, w.Y, i * s + i)
-    is_proper = one
+            both = where_positive(load(zero, P, j * s + j), variance, zero)
+            M_ij = load(zero, mean, i * s + j)
+            store(where_positive(both, M_ij - load(zero, information, i * s + j), zero), w.X, i * s + j)
+            store(where_positive(both, number(zero, 1 - LEAST) * M_ij, zero), w.Y, i * s + j)
+        slack = number(zero, ROUNDING) * M
+        is_counted = where_positive(variance, M, zero)
+        store(where_positive(is_counted, load(zero, w.Y, i * s + i) + slack, one), w.Y, i * s + i)
+    trace = zero
     for c in range(s):
-        pivot = load(zero, w.Y, c * s + c)
-        is_proper = where_positive(pivot, is_proper, zero)
-        inverse = one / pivot
+        inverse = one / load(zero, w.Y, c * s + c)
+        corner = load(zero, w.X, c * s + c)
+        trace = trace + corner * inverse
         for r in range(c + 1, s):
-            below = load(zero, w.Y, r * s + c) * inverse
+            row = load(zero, w.Y, r * s + c) * inverse
+            beside = load(zero, w.X, r * s + c) - row * corner
             for q in range(c + 1, r + 1):
-                rest = load(zero, w.Y, r * s + q) - below * load(zero, w.Y, q * s + c)
-                store(rest, w.Y, r * s + q)
+                column = load(zero, w.Y, q * s + c)
+                store(load(zero, w.Y, r * s + q) - row * column, w.Y, r * s + q)
+                rest = load(zero, w.X, r * s + q) - row * load(zero, w.X, q * s + c) - column * inverse * beside
+                store(rest, w.X, r * s + q)
+    share = one / larger(one, trace)
     for i in range(s * s):
-        store(where_positive(is_proper, load(zero, information, i), load(zero, mean, i)), information, i)
+        M, L = load(zero, mean, i), load(zero, information, i)
+        # With t = 1 the information stays as it is: M - spread would round.
+        store(where_positive(trace - one, M - share * (M - L), L), information, i)
 
 
 @compiled
