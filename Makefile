@@ -30,8 +30,8 @@ INSTALL = $(BIN)/python tools/install.py $(1) $(2) --constraint constraints.txt
 .PHONY: demo verify test test-long test-device bench probe-calibration experiment lint docs wheel clean
 
 demo: .venv/.demo
-	@echo "Probing all-MiniLM-L6-v2 on 20,000 tokens of English"
-	$(BIN)/gradlogz probe
+	@echo "Probing all-MiniLM-L6-v2 on 30,000 tokens of English"
+	$(BIN)/gradlogz probe --tokens 30000
 
 verify: .venv/.demo
 	$(BIN)/gradlogz verify
