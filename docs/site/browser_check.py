@@ -40,8 +40,7 @@ def faults(site: Path, screenshots: Path | None = None) -> list[str]:
 
     executable = next((path for path in map(shutil.which, CHROMIUM) if path), None)
     if executable is None:
-        print("no chromium on this machine: the pages are not opened (apt-get install chromium)")
-        return []
+        return ["no Chromium on this machine: apt-get install chromium, or make DOCS=--no-browser docs"]
     complaints: list[str] = []
     with served(site) as host, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])

@@ -65,3 +65,10 @@ def test_pages_in_a_browser(body, faults, site, monkeypatch):
     for line, (name, words) in zip(lines, faults.items(), strict=True):
         assert line.startswith(f"page.html ({name}): ")
         assert words in line
+
+
+def test_a_machine_without_a_browser_is_a_fault(site, monkeypatch):
+    check = module("browser_check", monkeypatch)
+    monkeypatch.setattr(check, "CHROMIUM", ("no-such-browser",))
+    (fault,) = check.faults(site)
+    assert "no Chromium" in fault
