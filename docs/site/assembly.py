@@ -97,7 +97,7 @@ def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tup
 
 
 def with_breaks(text: str) -> str:
-    """Let a name of more than LONG characters in a table break after a slash, a dot or an underscore; no other breaks."""
+    """Let names of more than LONG characters in a table break after a slash, a dot or an underscore, others nowhere."""
 
     def marked(code: re.Match) -> str:
         return re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", code[0]) if len(code[0]) > LONG else code[0]

@@ -11,7 +11,7 @@ SECTIONS = {"Args:", "Returns:", "Attributes:", "Raises:"}
 class PlainDocstrings(Extension):
     """Escape what Markdown would read as a tag, as emphasis or as a link, outside code; examples are code.
 
-    To Markdown >>> is a quote in a quote in a quote, so that examples are fenced; and a list needs an empty line before it.
+    To Markdown >>> is a quote in a quote in a quote, so that examples are fenced. A list needs an empty line before it.
     """
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
