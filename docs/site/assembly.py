@@ -46,8 +46,8 @@ def assemble(target: Path, *, outputs: bool) -> list[str]:
         else:
             text = path.read_text(encoding="utf-8")
         text, broken = relinked(typeset(text), source, pages, target)
-        text = with_breaks(text)
         faults += broken
+        text = with_breaks(text)
         for name, part in parts_of(page, text).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_text(part, encoding="utf-8")
