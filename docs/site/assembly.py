@@ -13,6 +13,7 @@ written as on GitHub, in ```math blocks and as $`x`$, and become MathML, which b
 import re
 import shutil
 import tomllib
+from html import escape
 from os.path import normpath, relpath
 from pathlib import Path
 
@@ -25,6 +26,10 @@ ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT
 LINK = re.compile(r"(!?)\[([^][]*(?:\[[^]]*\][^][]*)*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LONG = 24  # characters of a name in a table
+TABLE_ROW = re.compile(r"^ *\|.*$", re.MULTILINE)
+CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")
+CODE_TAG = re.compile(r"(?<=>)[^<>]+(?=</code>)")
 INLINE_MATH = re.compile(r"\$`([^`\n]+)`\$")
 
 
@@ -42,6 +47,7 @@ def assemble(target: Path, *, outputs: bool) -> list[str]:
             text = path.read_text(encoding="utf-8")
         text, broken = relinked(typeset(text), source, pages, target)
         faults += broken
+        text = with_breaks(text)
         for name, part in parts_of(page, text).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_text(part, encoding="utf-8")
@@ -88,6 +94,20 @@ def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tup
 
     pieces = FENCED.split(text)  # every second piece is code
     return "".join(piece if i % 2 else LINK.sub(link, piece) for i, piece in enumerate(pieces)), faults
+
+
+def with_breaks(text: str) -> str:
+    """Let names of more than LONG characters in a table break after a slash, a dot or an underscore, others nowhere."""
+
+    def marked(code: re.Match) -> str:
+        return re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", code[0]) if len(code[0]) > LONG else code[0]
+
+    def row(line: re.Match) -> str:
+        code = CODE.sub(lambda match: f"<code>{escape(match[1], quote=False)}</code>", line[0])
+        return CODE_TAG.sub(marked, code)
+
+    pieces = FENCED.split(text)
+    return "".join(piece if i % 2 else TABLE_ROW.sub(row, piece) for i, piece in enumerate(pieces))
 
 
 def parts_of(page: str, text: str) -> dict[str, str]:

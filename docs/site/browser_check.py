@@ -1,6 +1,7 @@
 """Open every page of the site in Chromium, at the widths of a desktop and of a phone, and return what is wrong.
 
-A fault is a message on the console, an exception, a request to another host, or a page that is wider than the window.
+A fault is a message on the console, an exception, a request to another host, a page that is wider than the window, a
+formula that is cut, or a name in a table that is broken within.
 """
 
 import functools
@@ -12,6 +13,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 WIDTHS = {"desktop": 1280, "phone": 390}
+FORMULAS_CUT = """[...document.querySelectorAll("math[display=block]")]
+    .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => "formula is cut: " + e.textContent)"""
+NAMES_BROKEN = """[...document.querySelectorAll("td code")]
+    .filter(e => /^[\\w.]+$/.test(e.textContent) && !e.querySelector("wbr") && e.getClientRects().length > 1)
+    .map(e => "name in a table is broken: " + e.textContent)"""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -40,8 +46,7 @@ def faults(site: Path, screenshots: Path | None = None) -> list[str]:
 
     executable = next((path for path in map(shutil.which, CHROMIUM) if path), None)
     if executable is None:
-        print("no chromium on this machine: the pages are not opened (apt-get install chromium)")
-        return []
+        return ["no Chromium on this machine: apt-get install chromium, or make DOCS=--no-browser docs"]
     complaints: list[str] = []
     with served(site) as host, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
@@ -71,6 +76,7 @@ def _faults_of(tab, host: str, page: str) -> list[str]:
         tab.on(event, listener)
     tab.goto(f"{host}/{page}", wait_until="load")
     wide, window = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    complaints += tab.evaluate(FORMULAS_CUT) + tab.evaluate(NAMES_BROKEN)
     for event, listener in listeners.items():
         tab.remove_listener(event, listener)
     return complaints + ([f"{wide} pixels wide in a window of {window}"] if wide > window else [])

@@ -11,7 +11,7 @@ SECTIONS = {"Args:", "Returns:", "Attributes:", "Raises:"}
 class PlainDocstrings(Extension):
     """Escape what Markdown would read as a tag, as emphasis or as a link, outside code; examples are code.
 
-    To Markdown >>> is a quote in a quote in a quote, so that examples are fenced.
+    To Markdown >>> is a quote in a quote in a quote, so that examples are fenced. A list needs an empty line before it.
     """
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
@@ -20,7 +20,7 @@ class PlainDocstrings(Extension):
 
 
 def _escaped(lines: list[str]) -> list[str]:
-    out, in_section, in_example = [], False, False
+    out, in_section, in_example, in_list = [], False, False, False
     for line in [*lines, ""]:
         if line.startswith(">>>") and not in_example:
             in_example = True
@@ -30,7 +30,12 @@ def _escaped(lines: list[str]) -> list[str]:
             out.append("```")
         if line and not line.startswith(" "):
             in_section = line in SECTIONS
-        code = in_example or (line.startswith("    ") and not in_section)
+        if re.match(" *- ", line) and not in_section:
+            out += [] if in_list else [""]
+            in_list = True
+        elif not line.startswith(" "):
+            in_list = False
+        code = in_example or (line.startswith("    ") and not in_section and not in_list)
         name, text = re.match(r"((?:    \w+: )?)(.*)", line).groups()  # the name of a parameter is no text
         out.append(line if code else name + "`".join(_part(i, p) for i, p in enumerate(text.split("`"))))
     return out

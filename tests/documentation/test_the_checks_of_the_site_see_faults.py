@@ -10,6 +10,9 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "docs" / "site"
 PAGE = "<!doctype html><html><head><title>t</title><link rel='icon' href='data:,'></head><body>{}</body></html>"
 
+FORMULA = "<math display='block' style='overflow: auto; max-width: 100%'>{}</math>"
+NARROW = "<style>td { width: 1px; word-break: break-all; }</style>"  # a column of one letter
+
 
 def module(name, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
@@ -53,6 +56,11 @@ def test_a_style_sheet_of_another_host(site, monkeypatch):
         ("<script>console.error('broken')</script>", {"desktop": "broken", "phone": "broken"}),
         ("<script>undefined_name()</script>", {"desktop": "undefined_name", "phone": "undefined_name"}),
         ("<div style='width: 800px'>wide</div>", {"phone": "pixels wide"}),
+        (FORMULA.format("<mi>wide</mi>" * 8), {}),
+        (FORMULA.format("<mi>wide</mi>" * 16), {"phone": "is cut"}),
+        (f"<table><td>{NARROW}<code>two words</code></table>", {}),
+        (f"<table><td>{NARROW}<code>one<wbr>_name</code></table>", {}),
+        (f"<table><td>{NARROW}<code>one_name</code></table>", {"desktop": "one_name", "phone": "one_name"}),
     ],
 )
 def test_pages_in_a_browser(body, faults, site, monkeypatch):
@@ -65,3 +73,10 @@ def test_pages_in_a_browser(body, faults, site, monkeypatch):
     for line, (name, words) in zip(lines, faults.items(), strict=True):
         assert line.startswith(f"page.html ({name}): ")
         assert words in line
+
+
+def test_a_machine_without_a_browser_is_a_fault(site, monkeypatch):
+    check = module("browser_check", monkeypatch)
+    monkeypatch.setattr(check, "CHROMIUM", ("no-such-browser",))
+    (fault,) = check.faults(site)
+    assert "no Chromium" in fault

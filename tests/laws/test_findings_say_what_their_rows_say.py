@@ -238,6 +238,15 @@ def test_narrow_terminals_lose_columns_and_no_claim(width):
     assert [line for line in lines if line.endswith(" (1)")] == [f"{heading} (1)" for heading in HEADINGS]
 
 
+def test_very_small_numbers_stay_in_their_columns():
+    large = rows_and_claims()
+    small = [claim._replace(value=-3.4e-5, low=-3.7e-5, high=-3.1e-5, null=-3.6e-5) for claim in large.claims]
+    lines = [line.text for line in table_lines(Findings(large.facts, large.rows, small, (), large.declarations), 80)]
+    claims = [line for line in lines if re.match("[✓✗~] ", line)]
+    assert len({line.index(" of 72") for line in claims}) == 1
+    assert all("-3e-05  -4e-05 to -3e-05   -4e-05" in line for line in claims)
+
+
 def test_details_are_sentences_within_the_width():
     for width in (40, 80):
         lines = [line.text for line in table_lines(rows_and_claims(), width, details=True)]

@@ -1,7 +1,10 @@
-"""The version is the same everywhere, workflows call targets that exist, and the check of a wheel sees faults."""
+"""The version is the same everywhere, workflows call targets that exist, and the check of a release sees faults."""
 
 import importlib.util
+import io
+import random
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -39,24 +42,37 @@ def test_every_form_of_an_issue_is_complete():
         assert all({"type", "id", "attributes"} <= set(field) for field in content["body"])
 
 
-def wheel(path, names, size=0):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in names:
-            archive.writestr(name, "")
-        archive.writestr("gradlogz/large.py", b"\0" * size)
+def distribution(path, names, size=0):
+    files = {**dict.fromkeys(names, b""), "gradlogz/large.py": random.Random(0).randbytes(size)}
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path, "w") as wheel:
+            for name, content in files.items():
+                wheel.writestr(name, content)
+        return path
+    with tarfile.open(path, "w:gz") as sdist:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"gradlogz-0/{name}")
+            entry.size = len(content)
+            sdist.addfile(entry, io.BytesIO(content))
     return path
 
 
-def test_the_check_of_a_wheel_sees_what_is_missing_and_what_is_too_much(tmp_path):
+@pytest.mark.parametrize("suffix", [".whl", ".gz"])
+def test_the_check_of_a_release_sees_what_is_missing_and_what_is_too_much(suffix, tmp_path):
     spec = importlib.util.spec_from_file_location("release_check", ROOT / "tools" / "release_check.py")
     check = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(check)
-    complete = list(check.EXPECTED)
+    complete = list(check.EXPECTED[suffix])
     assert check.version() == gradlogz.__version__
-    assert check.faults_of_wheel(wheel(tmp_path / "good.whl", complete)) == []
-    (fault,) = check.faults_of_wheel(wheel(tmp_path / "untyped.whl", complete[:1] + complete[2:]))
+
+    def faults(names, size=0):
+        return check.faults_of(distribution(tmp_path / f"archive{suffix}", names, size))
+
+    assert faults(complete) == []
+    (fault,) = faults(complete[:1] + complete[2:])
     assert "lacks gradlogz/py.typed" in fault
-    (fault,) = check.faults_of_wheel(wheel(tmp_path / "tests.whl", [*complete, "tests/test_x.py"]))
-    assert "contains tests/test_x.py" in fault
-    (fault,) = check.faults_of_wheel(wheel(tmp_path / "large.whl", complete, size=check.LIMIT))
+    (fault,) = faults([*complete, "tests/test_x.py"])
+    assert "contains" in fault
+    assert "tests/test_x.py" in fault
+    (fault,) = faults(complete, size=check.LIMIT)
     assert "bytes, more than" in fault

@@ -19,7 +19,7 @@ from ..probing.runs.differences import Difference
 from ..probing.runs.records import Summary
 from .findings_terminal import TITLE, StyledLine, cut, sentence_lines
 from .findings_wording import Declarations, by_agreement, title_of
-from .formatting import SYMBOLS, decimals, interval, p_value
+from .formatting import SYMBOLS, decimals, interval, p_value, short_decimals
 
 CELL = 10  # columns of a run
 GAP = "  "
@@ -93,7 +93,8 @@ def _of_two(
         d = differences.get(prediction)
         if d is not None:
             star = "*" if d.significant else " "
-            cells += [_signed(d.value, _short), interval(d.low, d.high, _short), f"{p_value(d.p)}{star}"]
+            change, ends = _signed(d.value, short_decimals), interval(d.low, d.high, short_decimals)
+            cells += [change, ends, f"{p_value(d.p)}{star}"]
         yield StyledLine(_line(text, cells, widths[: len(cells)], TITLE, gap))
         yield from _details(prediction, names, claims, declarations, width, details=details)
     paired = [d.paired for d in differences.values() if not math.isnan(d.p)]
@@ -136,18 +137,13 @@ def _cell(summary: Summary | None, width: int) -> str:
     if summary is None:
         return ""
     number = decimals(summary.value)
-    number = number if len(number) <= width - 2 else _short(summary.value)
+    number = number if len(number) <= width - 2 else short_decimals(summary.value)
     return f"{SYMBOLS[summary.verdict]} {number.rjust(width - 2)}"
 
 
 def _change(summaries: Sequence[Summary | None]) -> str:
     first, last = summaries
     return "" if first is None or last is None else _signed(last.value - first.value)
-
-
-def _short(value: float) -> str:
-    """Three decimals, or one significant digit for very small numbers, in at most six characters below 100."""
-    return decimals(value) if value == 0 or abs(value) >= 0.001 or math.isnan(value) else f"{value:.0e}"
 
 
 def _signed(value: float, number: Callable[[float], str] = decimals) -> str:

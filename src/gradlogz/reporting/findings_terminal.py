@@ -18,7 +18,7 @@ from .._displays import PLAIN_WIDTH
 from ..probing.runs.findings import Findings
 from ..probing.runs.records import TESTED, Summary
 from .findings_wording import Declarations, cautions, graded_groups, profile, sentences_of, title_of
-from .formatting import STYLES, SYMBOLS, counts_of, decimals, encodable, interval, measured_line
+from .formatting import STYLES, SYMBOLS, counts_of, encodable, interval, measured_line, short_decimals
 
 WIDEST = 100  # columns of a sentence on a wide terminal
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -116,9 +116,9 @@ def _row(title: str, cells: Sequence[str], columns: Sequence[NumberColumn], widt
 
 def _cells(claim: Summary, columns: Sequence[NumberColumn]) -> list[str]:
     texts = {
-        "value": decimals(claim.value),
-        "95 % CI": interval(claim.low, claim.high, decimals),
-        "null": decimals(claim.null),
+        "value": short_decimals(claim.value),
+        "95 % CI": interval(claim.low, claim.high, short_decimals),
+        "null": short_decimals(claim.null),
         "support/refute": counts_of(claim),
     }
     return [texts[column.heading] for column in columns]

@@ -71,6 +71,11 @@ def decimals(value: float) -> str:
     return f"{value:z.3f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.2g}"
 
 
+def short_decimals(value: float) -> str:
+    """Three decimals, or one significant digit for very small numbers, in at most six characters below 100."""
+    return decimals(value) if value == 0 or abs(value) >= 0.001 or math.isnan(value) else f"{value:.0e}"
+
+
 def p_value(p: float) -> str:
     """A p-value with three decimals, "<.001" below; empty for NaN."""
     return "" if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0") if p < 1 else "1"

@@ -64,7 +64,8 @@ def report(result: Result, path: str | os.PathLike[str] | None = None) -> str:
     missing. Needs jinja2 and plotly, the extra [report].
 
     Args:
-        result: findings, the folder of a run, the result of `simulate`, `sweep` or `track`, or a `Verification`.
+        result: findings, the folder of a run, a `Verification`, or the result of `simulate`, `sweep`, `track`,
+            `intervene`, `propagate` or `iterate_layer`.
         path: output file, written atomically.
     """
     html = findings_page.rendered(page_of(result), "report")
