@@ -21,8 +21,6 @@ from gradlogz.engine import LocalProcesses, RayCluster, SlurmArray
 from gradlogz.probing.runs.run_folder import read_run
 from support.divided_probes import content, divided, saved, with_fault
 
-KILLS = 10  # of the main process, at random instants
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -52,18 +50,23 @@ def killed(place, folder, seconds):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_probe_that_is_killed_at_random_instants_continues_to_the_same_bytes(place, expected, tmp_path):
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_a_probe_that_is_killed_at_random_instants_continues_to_the_same_bytes(place, expected, tmp_path, kills):
+    """Work that comes to its end before it is killed is compared, and begins again in another folder."""
     begun = time.monotonic()
     divided(place, tmp_path / "timed")
     span = time.monotonic() - begun
     instants = random.Random(0)
-    work, counts = tmp_path / "work", []
-    for _ in range(KILLS):
-        killed(place, work, instants.uniform(0.0, span / 2))
+    work, counts, died = tmp_path / "work", [0], 0
+    while died < kills:
+        ended = killed(place, work, instants.uniform(0.0, span / 2))
+        died += not ended
         counts.append(len(list(work.glob("items/[!.]*"))))
-    assert counts == sorted(counts)  # nothing that is finished is lost
-    assert content(divided(place, work), tmp_path / "x") == expected
-    assert not list(work.glob("*/.*"))  # hidden files of killed processes are removed
+        assert counts == sorted(counts)  # nothing that is finished is lost
+        if ended or died == kills:
+            assert content(divided(place, work), tmp_path / "x") == expected
+            assert not list(work.glob("*/.*"))  # hidden files of killed processes are removed
+            work, counts = tmp_path / f"work-{died}", [0]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

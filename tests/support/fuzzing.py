@@ -16,12 +16,15 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import torch
 import transformers
 
 from gradlogz._errors import InputError
+from gradlogz.commands import merge, probe
 from gradlogz.probing.corpus.text import documents
 from gradlogz.probing.inside.checkpoint_files import weight_files
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
@@ -129,6 +132,21 @@ def statistics_sample(folder):
     assert write_measurement(folder, written, {"text": "same"}) == ""
 
 
+def merge_sample(folder):
+    """Two runs without draws, so that no model is loaded to join them; the statistics of one are damaged."""
+    folder.mkdir()
+    save(gpt2(3), folder / "model")
+    for name, texts in (("a", TEXTS[:4]), ("b", TEXTS[4:])):
+        (folder / f"{name}.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+        probe.command(
+            [str(folder / "model")], text=str(folder / f"{name}.jsonl"), tokens=0, only=["entropy"], draws=0,
+            keep_statistics=True, device="cpu", out=str(folder / name),
+        )  # fmt: skip
+    described = json.loads((folder / "a" / RUN).read_text())
+    del described["files"]  # an attacker would write the checksums of the damaged files
+    (folder / "a" / RUN).write_text(json.dumps(described))
+
+
 def list_sample(folder):
     folder.mkdir()
     for step in (100, 200):
@@ -168,6 +186,11 @@ def read_statistics(folder):
     kept_measurement(folder, chosen(["entropy"]))
 
 
+def read_merge(folder):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        merge.command([str(folder / "a"), str(folder / "b")], out=str(folder.with_name("merged")))
+
+
 def read_names(folder):
     checkpoints_of((folder / "names").read_bytes().decode("utf-8", "surrogateescape").split("\n"))
 
@@ -184,7 +207,8 @@ READERS = {  # sample, call, files with their mutations, share of the cases
     "csv": (table_sample, read_table, {"table.csv": mutations.damaged_table}, 3),
     "parquet": (parquet_sample, read_table, {"table.parquet": BYTES}, 2),
     "names": (list_sample, read_names, {"names": BYTES}, 1),
-    "statistics": (statistics_sample, read_statistics, {STATISTICS: TENSORS}, 2),
+    "statistics": (statistics_sample, read_statistics, {STATISTICS: mutations.damaged_state}, 2),
+    "merge": (merge_sample, read_merge, {f"a/{STATISTICS}": mutations.damaged_state}, 1),
 }
 
 
@@ -244,6 +268,7 @@ def main(count, seed, place, names):
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     tokenizer()
+    chosen(None)  # imports the predictions, which is no memory of a case
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
     shares = sum(READERS[name][3] for name in names)
