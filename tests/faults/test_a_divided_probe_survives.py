@@ -18,8 +18,11 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz.engine import LocalProcesses, RayCluster, SlurmArray
+from gradlogz.probing.runs.findings_file import FINDINGS
+from gradlogz.probing.runs.replicates import REPLICATES
 from gradlogz.probing.runs.run_folder import read_run
 from support.divided_probes import content, divided, saved, with_fault
+from support.saved_models import gpt2, save, save_text
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,38 @@ def test_a_probe_that_is_killed_at_random_instants_continues_to_the_same_bytes(p
             assert content(divided(place, work), tmp_path / "x") == expected
             assert not list(work.glob("*/.*"))  # hidden files of killed processes are removed
             work, counts = tmp_path / f"work-{died}", [0]
+
+
+def test_a_killed_probe_of_checkpoints_continues_to_the_same_bytes(tmp_path):
+    """Killed in the second checkpoint: the run of the first is kept, and the parts of the second."""
+    for step in (100, 200):
+        save(gpt2(step), tmp_path / f"runs/checkpoint-{step}")
+    save_text(tmp_path / "text.jsonl")
+    words = ["probe", "runs", "--text", "text.jsonl", "--tokens", "0", "--only", "entropy", "--draws", "2"]
+    words += ["--engine", "process", "--device", "cpu", "--json", "trajectory.json", "--resume"]
+    command = [sys.executable, "-m", "gradlogz", *words]
+
+    def run(folder):
+        arguments = [*command, f"{folder}-parts", "--out", folder]
+        return subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    process = run("killed")
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob("killed-parts/runs/checkpoint-200/items/[!.]*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    kept = (tmp_path / "killed/checkpoint-100/run.json").read_bytes()
+    assert not (tmp_path / "killed/checkpoint-200/run.json").exists()
+    assert run("killed").wait() == 0
+    assert (tmp_path / "killed/checkpoint-100/run.json").read_bytes() == kept  # not measured again
+    assert run("other").wait() == 0
+    for step in (100, 200):
+        for name in (FINDINGS, REPLICATES):
+            files = [tmp_path / folder / f"checkpoint-{step}" / name for folder in ("killed", "other")]
+            assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

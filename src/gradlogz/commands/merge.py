@@ -15,8 +15,8 @@ import typer
 from rich.text import Text
 
 from .._input_errors import InputError, InputValueError
-from .checkpoint_runs import DeviceMap
-from .outputs import keeping, page_of, print_closing, print_lines, terminal
+from .model_options import AllowPickle, AllowRemoteCode, Device, DeviceMap
+from .outputs import Details, keeping, page_of, print_closing, print_lines, terminal
 
 if TYPE_CHECKING:
     from ..probing.measurement import Measurement
@@ -34,23 +34,15 @@ def command(
         str | None,
         typer.Option(help="Model of the runs, if it has moved (default: that of the runs).", show_default=False),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device: cpu, cuda, … (default: GPU if available).", show_default=False)
-    ] = None,
+    device: Device = None,
     device_map: DeviceMap = None,
     prediction: Annotated[
         list[str] | None,
         typer.Option(help="Python file of a prediction of the runs; it is run; repeatable.", show_default=False),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
-    ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
-    ] = False,
-    allow_remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
-    ] = False,
+    details: Details = False,
+    allow_pickle: AllowPickle = False,
+    allow_remote_code: AllowRemoteCode = False,
 ) -> int:
     """Join runs of one model over different texts into the run over all of them.
 

@@ -57,8 +57,11 @@ class WorkFolder:
             self._check_facts()
             for folder in FOLDERS:
                 (self.path / folder).mkdir(exist_ok=True)
-                _remove_abandoned(self.path / folder)
-            yield
+            _remove_abandoned(self.path)  # by an earlier command
+            try:
+                yield
+            finally:
+                _remove_abandoned(self.path)  # by workers of this one
 
     def write(self, name: str, state: Any, folder: str = ITEMS) -> Path:
         """Write the state of an item; unlike other files (_output_files.py) its name depends on what is written."""
@@ -161,9 +164,9 @@ def check_ids(call: str, names: Mapping[str, Any]) -> None:
             )
 
 
-def _remove_abandoned(folder: Path) -> None:
+def _remove_abandoned(path: Path) -> None:
     """Remove the hidden files of killed workers; a process of another machine shows by the age of its file."""
-    for part in folder.glob(".*"):
+    for part in (part for folder in FOLDERS for part in (path / folder).glob(".*")):
         host, _, process = part.name.rpartition(".")
         here = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
         with suppress(OSError):  # its process may end at this moment

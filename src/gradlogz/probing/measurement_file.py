@@ -104,7 +104,7 @@ def _read(path: Path, predictions: Sequence[Prediction], facts: Mapping[str, Any
 
 
 def _can_be_merged(measured: Measurement) -> bool:
-    """Whether the facts and options that a merge reads are there, and of their types."""
+    """Return True if the facts and options that a merge reads are there, and of their types."""
     facts, options, documents = measured.facts, measured.merge_data.options, measured.merge_data.documents
     predictions = options.get("predictions")
     return isinstance(predictions, list) and all(
