@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gradlogz.engine import InProcess, LocalProcesses, RayCluster, SlurmArray, engine_of, run_items
+from gradlogz.engine.work_folder import WorkFolder
 from support import engine_work
 from support.engine_work import (
     Item,
@@ -222,6 +223,29 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(ValueError, match="is a file"):
         run_items(len, {"a": "x"}, folder=tmp_path / "thesis.txt")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, begun):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        if begun:
+            run_items(len, {"a": "x"}, folder=disk / "work")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for restart in (False, True):
+            with pytest.raises(ValueError, match="Read-only file system"):
+                run_items(len, {"a": "x", "b": "yy"}, folder=disk / "work", restart=restart)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        place = WorkFolder("x", disk / "work", {})
+        with place.opened():
+            with pytest.raises(OSError, match="No space left"):
+                (disk / "other").write_bytes(bytes(2**19))
+            place.log("failed", item="a", error="e" * 2**14)  # the record of the work does not end it
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_ids_are_file_names(tmp_path):

@@ -31,9 +31,9 @@ from gradlogz.probing.inside.checkpoint_files import weight_files
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.inside.weights_hash import config_hash, weights_hash
-from gradlogz.probing.measurement import Measurement, with_merge_options
+from gradlogz.probing.measurement import with_merge_options
 from gradlogz.probing.measurement_file import STATISTICS, kept_measurement, read_measurement, write_measurement
-from gradlogz.probing.run_probe import chosen
+from gradlogz.probing.run_probe import chosen, evaluate
 from gradlogz.probing.runs.findings_file import FINDINGS
 from gradlogz.probing.runs.replicates import REPLICATES
 from gradlogz.probing.runs.run_folder import PARQUET, RUN, read_run, write_run
@@ -183,7 +183,8 @@ def read_table(folder):
 
 def read_statistics(folder):
     measured = read_measurement(folder, {"text": "same"}, chosen(["entropy"]))
-    assert measured is None or isinstance(measured, Measurement)
+    if measured is not None:
+        evaluate(measured, predictions=["entropy"])
     kept_measurement(folder, chosen(["entropy"]))
 
 
