@@ -217,8 +217,8 @@ def _check_weights(package: Package, checkpoint: Checkpoint) -> None:
     folder, kind, gguf = checkpoint
     (file,) = weight_files(folder, kind) if gguf is None else [folder / gguf]
     with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != package.weights:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != package.weights:
         problem = f"the weights in {package.distribution} are not those that gradlogz knows"
         remedy = f"Install the version in constraints.txt, or pass the folder {folder} in place of the name."
         raise InputValueError("load", "name", problem, remedy)
