@@ -1,7 +1,7 @@
 """Every reader of files, run on damaged variants of a good file: python -m support.fuzzing COUNT SEED FOLDER [READER].
 
 Only documented errors may come out (InputError; None for a file that is simply not used). A case that takes more than
-LIMIT seconds is a hang. The process may take MEMORY bytes more than it has when every good file is read, since the
+LIMIT seconds of the processor, or waits WAITING seconds, is a hang. The process may take MEMORY bytes more than it has when every good file is read, since the
 modules, threads and compiled kernels of the libraries are no memory of a case. Prints one line of JSON: cases and
 outcomes by reader, and the cases that failed.
 """
@@ -43,6 +43,7 @@ from support import mutations
 from support.saved_models import TEXTS, gpt2, llama, save, tokenizer
 
 LIMIT = 10
+WAITING = 120  # longer, since other work on a machine takes its time
 MEMORY = 2 * 2**30
 
 
@@ -220,8 +221,10 @@ def outcome_of(call, folder):
     def hang(*_):
         raise HangError
 
+    signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
-    signal.alarm(LIMIT)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    signal.alarm(WAITING)
     try:
         call(folder)
     except InputError as error:
@@ -237,6 +240,7 @@ def outcome_of(call, folder):
             raise
         return "error", traceback.format_exc()
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return "read", ""
 
@@ -251,9 +255,9 @@ def fuzz(name, count, seed, place):
         file = rng.choice(list(files))
         original = (good / file).read_bytes()
         (good / file).write_bytes(files[file](original, rng))
-        begun = time.perf_counter()
+        begun = time.process_time()
         outcome, text = outcome_of(call, good)
-        slowest = max(slowest, time.perf_counter() - begun)
+        slowest = max(slowest, time.process_time() - begun)
         outcomes[outcome] += 1
         if text:
             failures.append({"reader": name, "case": case, "file": file, "outcome": outcome, "text": text[-1500:]})

@@ -70,7 +70,8 @@ class _Walk:
                 architecture = self._text()
             else:
                 self._value(type_of_value)
-        _check_fields({name.removeprefix(architecture + b".") for name in names})
+        prefix = architecture + b"."
+        _check_fields({name.removeprefix(prefix) for name in names if name.startswith(prefix)})
         for _ in range(tensors):
             self._tensor()
         return tensors
