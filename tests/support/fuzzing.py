@@ -1,9 +1,9 @@
 """Every reader of files, run on damaged variants of a good file: python -m support.fuzzing COUNT SEED FOLDER [READER].
 
 Only documented errors may come out (InputError; None for a file that is simply not used). A case that takes more than
-LIMIT seconds of the processor, or waits WAITING seconds, is a hang. The process may take MEMORY bytes more than it has when every good file is read, since the
-modules, threads and compiled kernels of the libraries are no memory of a case. Prints one line of JSON: cases and
-outcomes by reader, and the cases that failed.
+LIMIT seconds of the processor, or waits WAITING seconds, is a hang. The process may take MEMORY bytes more than it has
+when every good file is read, since the modules, threads and compiled kernels of the libraries are no memory of a case.
+Prints one line of JSON: cases and outcomes by reader, and the cases that failed.
 """
 
 import json
