@@ -86,19 +86,19 @@ def _read(path: Path, predictions: Sequence[Prediction], facts: Mapping[str, Any
     except (NotStorableError, TypeError, ValueError, LookupError, AttributeError):
         return None
     probed, merge_data = measured.probed, measured.merge_data
-    types = {
-        "facts": dict, "state": dict, "matched": dict, "rescaled": dict, "report": Report, "tokens": list,
-        "seconds": dict, "complete": bool, "merge_data": MergeData,
-    }  # fmt: skip
-    typed = all(isinstance(getattr(measured, name), kind) for name, kind in types.items()) and all(
-        isinstance(value, kind)
-        for value, kind in (
+    typed = (
+        _are([
             (probed.name, str), (probed.architecture, Architecture), (probed.weights, dict), (probed.seed, int),
-            (probed.words, dict), (merge_data.documents, ReadDocuments), (merge_data.windows, list),
-            (merge_data.options, dict), *((number, int | float) for number in measured.report),
-            *((token, Token) for token in measured.tokens), *((window, Window) for window in merge_data.windows),
+            (probed.words, dict), (measured.facts, dict), (measured.state, dict), (measured.matched, dict),
+            (measured.rescaled, dict), (measured.report, Report), (measured.tokens, list), (measured.seconds, dict),
+            (measured.complete, bool), (merge_data, MergeData),
+        ])
+        and _are([
+            (merge_data.documents, ReadDocuments), (merge_data.windows, list), (merge_data.options, dict),
+            *((number, int | float) for number in measured.report), *((token, Token) for token in measured.tokens),
             *((seconds, float | int) for seconds in measured.seconds.values()),
-        )
+        ])
+        and _are([(window, Window) for window in merge_data.windows])
     )  # fmt: skip
     return measured if typed else None
 
@@ -107,15 +107,17 @@ def _can_be_merged(measured: Measurement) -> bool:
     """Return True if the facts and options that a merge reads are there, and of their types."""
     facts, options, documents = measured.facts, measured.merge_data.options, measured.merge_data.documents
     predictions = options.get("predictions")
-    return isinstance(predictions, list) and all(
-        isinstance(value, kind)
-        for value, kind in (
-            (facts.get("weights_sha256"), str), (facts.get("config_sha256"), str), (documents.keys, Tensor),
-            (documents.tokens, Tensor), (options.get("seed"), int), (options.get("draws"), int),
-            (options.get("baseline"), float | int), (options.get("model"), str), (options.get("dtype"), str | None),
-            (options.get("revision"), str | None), *((name, str) for name in predictions),
-        )
-    )  # fmt: skip
+    return isinstance(predictions, list) and _are([
+        (facts.get("weights_sha256"), str), (facts.get("config_sha256"), str), (documents.keys, Tensor),
+        (documents.tokens, Tensor), (options.get("seed"), int), (options.get("draws"), int),
+        (options.get("baseline"), float | int), (options.get("model"), str), (options.get("dtype"), str | None),
+        (options.get("revision"), str | None), *((name, str) for name in predictions),
+    ])  # fmt: skip
+
+
+def _are(values: Sequence[tuple[Any, Any]]) -> bool:
+    """Return True if every value is of its type."""
+    return all(isinstance(value, kind) for value, kind in values)
 
 
 def modules_of(predictions: Sequence[Prediction]) -> Modules:
