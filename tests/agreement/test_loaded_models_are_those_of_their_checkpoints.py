@@ -4,6 +4,7 @@ import functools
 import json
 import pickle
 import re
+import shutil
 import sys
 from collections import Counter
 from importlib.metadata import distribution
@@ -16,7 +17,7 @@ from torch import nn
 
 from gradlogz.probing.corpus.batching import batches
 from gradlogz.probing.corpus.text import documents
-from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load
+from gradlogz.probing.inside.loading import PACKAGES, SMILES, describe, load, locate
 from gradlogz.probing.inside.random_models import with_random_weights
 from support.pretrained import SENTENCES, folder, minilm
 
@@ -147,6 +148,21 @@ def test_no_code_of_a_package_is_run():
     for name in ("minilm", "rxnmapper", "rxnfp"):
         loaded(name)
         assert PACKAGES[name].module not in sys.modules
+
+
+def test_a_package_with_other_weights_is_refused(tmp_path, monkeypatch):
+    """Anybody may publish another version of a package; as a folder it is a model like others."""
+    package = PACKAGES["rxnfp"]
+    shutil.copytree(folder(package.module), tmp_path / package.module)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert locate("rxnfp").folder.is_relative_to(tmp_path)
+    file = locate("rxnfp").folder / "pytorch_model.bin"
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="not those that gradlogz knows"):
+        locate("rxnfp")
+    locate(file.parent, allow_pickle=True)
 
 
 def test_licences_are_those_of_card_and_package():

@@ -38,6 +38,17 @@ def model():
     return save(gpt2(), HERE / "model")
 
 
+def of_another_package():
+    """A folder whose weights are not those of the package that is named."""
+    package = loading.PACKAGES["minilm"]._replace(folder="model")
+    module = mock.Mock(origin=str(model().parent / "__init__.py"))
+    with (
+        mock.patch.dict(loading.PACKAGES, minilm=package),
+        mock.patch.object(loading, "find_spec", return_value=module),
+    ):
+        loading.locate("minilm")
+
+
 def twice():
     for folder in ("a", "b"):
         save(gpt2(), HERE / folder / "step5")
@@ -105,6 +116,7 @@ OFFLOADED = {"lm_head": "cpu", "transformer.h.1": "disk"} | {
 }
 
 ERRORS = [
+    (ValueError, "load: name", "not those that", of_another_package),
     (ValueError, "probe: --prediction", "existing", lambda: prediction_in(HERE / "none.py")),
     (ValueError, "probe: --prediction", "line 3, KeyError", lambda: prediction_in(BROKEN)),
     (ValueError, "probe: --prediction", "line 1, SyntaxError", lambda: prediction_in(UNREADABLE)),

@@ -1,5 +1,7 @@
 """What is wrong with a probe in parts, or with runs to merge, is said in a sentence that names the argument."""
 
+import json
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,11 +17,12 @@ from gradlogz.probing.corpus.read_documents import ReadDocuments
 from gradlogz.probing.divided.corpus_parts import DividedOutcome
 from gradlogz.probing.inside.architecture import Architecture, Sublayer, SumSite
 from gradlogz.probing.measurement import Measurement, MergeData
-from gradlogz.probing.measurement_file import STATISTICS, kept_measurement
+from gradlogz.probing.measurement_file import STATISTICS, kept_measurement, write_measurement
 from gradlogz.probing.measurement_merge import merged
 from gradlogz.probing.passes.memory_limits import check_part_memory
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import known_predictions
+from gradlogz.probing.runs.run_folder import RUN
 from support.error_form import each_of, refused
 from support.merged_runs import kept_runs
 
@@ -60,6 +63,20 @@ def merge_of_kept(**options):
     return merge.command([str(one), str(two)], out=str(folder() / "out"), **options)
 
 
+def merged_with_foreign_statistics():
+    """The keys of the documents have another shape than those of a probe."""
+    one, two = kept_runs()
+    other = folder() / "foreign"
+    shutil.copytree(one, other, dirs_exist_ok=True)
+    measured = kept_measurement(one, [])
+    documents = measured.merge_data.documents._replace(keys=torch.ones(2, 2))
+    write_measurement(other, measured._replace(merge_data=measured.merge_data._replace(documents=documents)), {})
+    described = json.loads((other / RUN).read_text())
+    del described["files"]  # whoever changes the statistics changes their checksum
+    (other / RUN).write_text(json.dumps(described))
+    merge.command([str(other), str(two)], out=str(folder() / "out"))
+
+
 def full(module, call):
     """A call with a disk that is too small for statistics."""
     before = module.disk_usage
@@ -75,16 +92,12 @@ def full(module, call):
 
 
 def probed_to_a_full_disk():
-    import shutil
-
     model, text = kept_runs()[0].parent / "model", kept_runs()[0].parent / "a.jsonl"
     words = {"text": str(text), "only": ["entropy"], "draws": 0, "baseline": 0.0, "out": str(folder() / "run")}
     return full(shutil, lambda: probe.command([str(model)], device="cpu", keep_statistics=True, **words))()
 
 
 def merged_to_a_full_disk():
-    import shutil
-
     return full(shutil, merge_of_kept)()
 
 
@@ -97,6 +110,7 @@ ERRORS = [
     (ValueError, "merge: --out", "one of the runs", lambda: merge.command(["one", "two"], out="one")),
     (ValueError, "merge: runs", "no statistics", lambda: kept_measurement(folder() / "none", [])),
     (ValueError, "merge: runs", "damaged", lambda: kept_measurement(damaged(), [])),
+    (ValueError, "merge: runs", "cannot be joined", merged_with_foreign_statistics),
     (ValueError, "merge: --model", "weights", lambda: merge_of_kept(model=str(kept_runs()[0].parent / "other"))),
     (ValueError, "merge: --out", "written", merged_to_a_full_disk),
     (ValueError, "probe: --keep-statistics", "written", probed_to_a_full_disk),

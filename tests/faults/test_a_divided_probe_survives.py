@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 from gradlogz import cli
 from gradlogz.engine import LocalProcesses, RayCluster, SlurmArray
 from gradlogz.probing.divided import divided_pass
+from gradlogz.probing.runs.findings_file import FINDINGS
+from gradlogz.probing.runs.replicates import REPLICATES
 from gradlogz.probing.runs.run_folder import read_run
 from support.divided_probes import content, divided, saved, with_fault
-
-KILLS = 10  # of the main process, at random instants
+from support.saved_models import gpt2, save, save_text
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +54,55 @@ def killed(place, folder, seconds):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_probe_that_is_killed_at_random_instants_continues_to_the_same_bytes(place, expected, tmp_path):
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_a_probe_that_is_killed_at_random_instants_continues_to_the_same_bytes(place, expected, tmp_path, kills):
+    """Work that comes to its end before it is killed is compared, and begins again in another folder."""
     begun = time.monotonic()
     divided(place, tmp_path / "timed")
     span = time.monotonic() - begun
     instants = random.Random(0)
-    work, counts = tmp_path / "work", []
-    for _ in range(KILLS):
-        killed(place, work, instants.uniform(0.0, span / 2))
+    work, counts, died = tmp_path / "work", [0], 0
+    while died < kills:
+        ended = killed(place, work, instants.uniform(0.0, span / 2))
+        died += not ended
         counts.append(len(list(work.glob("items/[!.]*"))))
-    assert counts == sorted(counts)  # nothing that is finished is lost
-    assert content(divided(place, work), tmp_path / "x") == expected
-    assert not list(work.glob("*/.*"))  # hidden files of killed processes are removed
+        assert counts == sorted(counts)  # nothing that is finished is lost
+        if ended or died == kills:
+            assert content(divided(place, work), tmp_path / "x") == expected
+            assert not list(work.glob("*/.*"))  # hidden files of killed processes are removed
+            work, counts = tmp_path / f"work-{died}", [0]
+
+
+def test_a_killed_probe_of_checkpoints_continues_to_the_same_bytes(tmp_path):
+    """Killed in the second checkpoint: the run of the first is kept, and the parts of the second."""
+    for step in (100, 200):
+        save(gpt2(step), tmp_path / f"runs/checkpoint-{step}")
+    save_text(tmp_path / "text.jsonl")
+    words = ["probe", "runs", "--text", "text.jsonl", "--tokens", "0", "--only", "entropy", "--draws", "2"]
+    words += ["--engine", "process", "--device", "cpu", "--json", "trajectory.json", "--resume"]
+    command = [sys.executable, "-m", "gradlogz", *words]
+
+    def run(folder):
+        arguments = [*command, f"{folder}-parts", "--out", folder]
+        return subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    process = run("killed")
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob("killed-parts/runs/checkpoint-200/items/[!.]*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    kept = (tmp_path / "killed/checkpoint-100/run.json").read_bytes()
+    assert not (tmp_path / "killed/checkpoint-200/run.json").exists()
+    assert run("killed").wait() == 0
+    assert (tmp_path / "killed/checkpoint-100/run.json").read_bytes() == kept  # not measured again
+    assert run("other").wait() == 0
+    for step in (100, 200):
+        for name in (FINDINGS, REPLICATES):
+            files = [tmp_path / folder / f"checkpoint-{step}" / name for folder in ("killed", "other")]
+            assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

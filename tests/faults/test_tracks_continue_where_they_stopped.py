@@ -1,17 +1,22 @@
 """Batches of targets, filtered by any engine and through any fault, are the tracks of one process."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from gradlogz import cli
-from gradlogz.engine import InProcess, LocalProcesses
+from gradlogz.engine import InProcess, LocalProcesses, RayCluster, SlurmArray
 from gradlogz.tracking import filtered_batches, run_tracking
 from gradlogz.tracking.run_tracking import track
 
@@ -54,6 +59,74 @@ def test_tracks_do_not_depend_on_the_engine(tmp_path, engine):
     same(one, other)
     assert other.log_likelihood == one.log_likelihood
     assert len(list((tmp_path / "parts/items").iterdir())) > 3
+
+
+def kill_a_job(folder):
+    """Kill the first process of submitit that works in this folder; return the thread that does so."""
+
+    def kill():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    words = (process / "cmdline").read_bytes()
+                    if b"submitit.core._submit" in words and str(folder).encode() in words:
+                        os.kill(int(process.name), signal.SIGKILL)
+                        killed.append(int(process.name))
+                        return
+            time.sleep(0.01)
+
+    killed = []
+    thread = Thread(target=kill)
+    thread.start()
+    return thread, killed
+
+
+def test_the_batch_of_a_killed_job_of_submitit_is_filtered_again(tmp_path):
+    thread, killed = kill_a_job(tmp_path / "jobs")
+    options = {"engine": SlurmArray(tmp_path / "jobs", 2), "folder": tmp_path / "parts"}
+    other = track(detections(4), **SETTINGS, **options)
+    thread.join()
+    assert len(killed) == 1
+    assert not other.failures
+    same(track(detections(4), **SETTINGS), other)
+
+
+def test_two_nodes_of_ray_share_tracks_and_survive_the_death_of_one(tmp_path):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    node = cluster.add_node(num_cpus=1)
+    events = tmp_path / "parts/events.jsonl"
+
+    def kill_node():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if events.is_file() and '"finished", "item"' in events.read_text():
+                cluster.remove_node(node, allow_graceful=False)
+                return
+            time.sleep(0.005)
+
+    thread = Thread(target=kill_node)
+    thread.start()
+    try:
+        other = track(detections(), **SETTINGS, engine=RayCluster(cluster.address), folder=tmp_path / "parts")
+        thread.join()
+        assert not cluster.worker_nodes
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert not other.failures
+    same(track(detections(), **SETTINGS), other)
+
+
+def test_a_pipe_of_detections_is_refused(tmp_path):
+    """It could be read only once, and opening it would wait for its writer."""
+    os.mkfifo(tmp_path / "seen.csv")
+    result = CliRunner().invoke(cli.application(), ["track", str(tmp_path / "seen.csv")])
+    assert result.exit_code == 2
+    assert "pipe" in result.output
 
 
 def test_finished_batches_are_not_filtered_again_and_damaged_ones_are(tmp_path, monkeypatch):

@@ -15,8 +15,18 @@ import pytest
 import torch
 
 from gradlogz.engine import InProcess, LocalProcesses, RayCluster, SlurmArray, engine_of, run_items
+from gradlogz.engine.work_folder import WorkFolder
 from support import engine_work
-from support.engine_work import Item, Moments, always_killed, fails, killed_once, moments
+from support.engine_work import (
+    Item,
+    Moments,
+    always_killed,
+    fails,
+    killed_once,
+    killed_while_writing,
+    moments,
+    visible_gpus,
+)
 
 MODULES = {"support.engine_work": vars(engine_work)}
 IDS = [f"item-{number}" for number in range(6)]
@@ -59,6 +69,11 @@ def test_states_are_returned_in_the_order_of_their_ids():
     assert list(run_items(len, {"b": "x", "c": "", "a": "yy"}).states.items()) == [("a", 2), ("b", 1), ("c", 0)]
 
 
+def test_slurm_gives_gpus_to_jobs(tmp_path):
+    assert engine_of("x", "slurm", folder=tmp_path, gpus=2).options == {"gpus_per_node": 2}
+    assert engine_of("x", "slurm", folder=tmp_path).options == {}
+
+
 def test_submitit_computes_the_same(tmp_path, expected, importable):
     work = tmp_path / "work"
     found = run_items(moments, items(), engine=SlurmArray(tmp_path / "jobs", 2), folder=work, modules=MODULES)
@@ -78,6 +93,15 @@ def test_the_item_of_a_killed_job_is_tried_again(tmp_path, expected, importable)
 def test_the_item_of_a_killed_process_is_tried_again(tmp_path, expected, workers):
     found = run_items(killed_once, items(tmp_path), engine=LocalProcesses(workers))
     same(found.states, expected)
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_no_file(tmp_path, expected):
+    work, marks = tmp_path / "work", tmp_path / "marks"
+    marks.mkdir()
+    found = run_items(killed_while_writing, items(marks), engine=LocalProcesses(2), folder=work, modules=MODULES)
+    same(found.states, expected)
+    assert (marks / "2").read_text() == "xx"
+    assert not list(work.glob("*/.*"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -201,6 +225,29 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
         run_items(len, {"a": "x"}, folder=tmp_path / "thesis.txt")
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, begun):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        if begun:
+            run_items(len, {"a": "x"}, folder=disk / "work")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for restart in (False, True):
+            with pytest.raises(ValueError, match="Read-only file system"):
+                run_items(len, {"a": "x", "b": "yy"}, folder=disk / "work", restart=restart)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        place = WorkFolder("x", disk / "work", {})
+        with place.opened():
+            with pytest.raises(OSError, match="No space left"):
+                (disk / "other").write_bytes(bytes(2**19))
+            place.log("failed", item="a", error="e" * 2**14)  # the record of the work does not end it
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 def test_ids_are_file_names(tmp_path):
     for name in ("../a", "", "a/b", "a b", ".a"):
         with pytest.raises(ValueError, match="file"):
@@ -228,6 +275,8 @@ def test_engines_have_names():
         engine_of("x", "slurm")
     with pytest.raises(ValueError, match="workers must be positive"):
         engine_of("x", "processes", workers=0)
+    with pytest.raises(ValueError, match="gpus"):
+        engine_of("x", "processes", gpus=1)
 
 
 @pytest.mark.parametrize("package", ["ray", "submitit"])
@@ -246,7 +295,7 @@ def test_ray_computes_the_same_and_survives_killed_workers_and_a_killed_node(tmp
 
     marks = tmp_path / "marks"
     marks.mkdir()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
     other = cluster.add_node(num_cpus=1)
     engine = RayCluster(cluster.address)
     done = []
@@ -265,6 +314,8 @@ def test_ray_computes_the_same_and_survives_killed_workers_and_a_killed_node(tmp
         same(run_items(killed_once, items(again), engine=engine).states, expected)
         failed = run_items(fails, items(), engine=engine)
         assert list(failed.failures) == ["item-2"]
+        on_gpus = run_items(visible_gpus, items(), engine=engine_of("x", "ray", address=cluster.address, gpus=1))
+        assert set(on_gpus.states.values()) == {"0"}
     finally:
         ray.shutdown()
         cluster.shutdown()

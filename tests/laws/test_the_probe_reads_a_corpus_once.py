@@ -20,6 +20,7 @@ from gradlogz.probing.corpus.text import Document
 from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.passes import matched_draws, memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
+from gradlogz.probing.passes.extreme_tokens import greatest
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
@@ -128,6 +129,35 @@ def test_a_batch_that_does_not_fit_is_passed_in_halves(words):
     halves, _ = statistics_of(one, layout, batch, [tie.PREDICTION])
     for name, t in tensors_of(whole).items():
         torch.testing.assert_close(tensors_of(halves)[name], t, rtol=1e-5, atol=1e-5)
+
+
+def test_halves_add_the_events_that_a_batch_had_not_reached(words):
+    """The batch fails in its second layer, and its first half in the first layer."""
+    one = model()
+    several = batching.batches([Document(f"a{i}", TEXTS[0][1]) for i in range(40)], words, tokens=None, size=64)
+    batches = sorted(several, key=lambda b: -len(b.keys))[:2]
+    rows = len(batches[0].keys)
+    assert rows >= 4
+    layout = running.discover(one, batches[0].inputs)
+    predictions = running.chosen(None)
+    before = [statistics_of(one, layout, batches[1], predictions)[0] for _ in range(2)]
+    whole, tokens = statistics_of(one, layout, batches[0], predictions, before[0])
+    failing = {(1, rows), (0, rows // 2)}  # layer, rows
+    for layer in (0, 1):
+        projected = one.transformer.h[layer].mlp.c_fc.forward
+
+        def fails(x, projected=projected, layer=layer):
+            if (layer, len(x)) in failing:
+                failing.remove((layer, len(x)))
+                raise torch.OutOfMemoryError("no")
+            return projected(x)
+
+        one.transformer.h[layer].mlp.c_fc.forward = fails
+    halves, others = statistics_of(one, layout, batches[0], predictions, before[1])
+    assert not failing
+    for name, t in tensors_of(whole).items():
+        torch.testing.assert_close(tensors_of(halves)[name], t, rtol=1e-5, atol=1e-5)
+    assert {(t.layer, t.kind) for t in greatest(tokens)} == {(t.layer, t.kind) for t in greatest(others)}
 
 
 def test_nothing_of_a_batch_that_did_not_fit_is_left_when_its_halves_pass(words):

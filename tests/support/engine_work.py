@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -49,12 +50,26 @@ def killed_once(item: Item) -> Moments:
     return moments(item._replace(marks=""))
 
 
+def killed_while_writing(item: Item) -> Moments:
+    """The worker of item 2 is killed at its first attempt, while it writes into the folder `work` beside the marks."""
+    if mark(item) == 1 and item.seed == 2:
+        part = Path(item.marks).parent / "work/items" / f".item-2.{socket.gethostname()}.{os.getpid()}"
+        part.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return moments(item._replace(marks=""))
+
+
 def always_killed(item: Item) -> Moments:
     """The worker of item 2 is always killed."""
     if item.seed == 2:
         mark(item)
         os.kill(os.getpid(), signal.SIGKILL)
     return moments(item)
+
+
+def visible_gpus(item: Item) -> str:
+    """The GPUs that the worker of an item may use."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
 def fails(item: Item) -> Moments:

@@ -1,8 +1,9 @@
 """Every reader of files, run on damaged variants of a good file: python -m support.fuzzing COUNT SEED FOLDER [READER].
 
 Only documented errors may come out (InputError; None for a file that is simply not used). A case that takes more than
-LIMIT seconds is a hang. The process may take MEMORY bytes more than it has after the imports. Prints one line of JSON:
-cases and outcomes by reader, and the cases that failed.
+LIMIT seconds of the processor, or waits WAITING seconds, is a hang. The process may take MEMORY bytes more than it has
+when every good file is read, since the modules, threads and compiled kernels of the libraries are no memory of a case.
+Prints one line of JSON: cases and outcomes by reader, and the cases that failed.
 """
 
 import json
@@ -16,20 +17,23 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import torch
 import transformers
 
 from gradlogz._errors import InputError
+from gradlogz.commands import merge, probe
 from gradlogz.probing.corpus.text import documents
 from gradlogz.probing.inside.checkpoint_files import weight_files
 from gradlogz.probing.inside.checkpoint_names import checkpoints_of
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.inside.weights_hash import config_hash, weights_hash
-from gradlogz.probing.measurement import Measurement, with_merge_options
+from gradlogz.probing.measurement import with_merge_options
 from gradlogz.probing.measurement_file import STATISTICS, kept_measurement, read_measurement, write_measurement
-from gradlogz.probing.run_probe import chosen
+from gradlogz.probing.run_probe import chosen, evaluate
 from gradlogz.probing.runs.findings_file import FINDINGS
 from gradlogz.probing.runs.replicates import REPLICATES
 from gradlogz.probing.runs.run_folder import PARQUET, RUN, read_run, write_run
@@ -39,6 +43,7 @@ from support import mutations
 from support.saved_models import TEXTS, gpt2, llama, save, tokenizer
 
 LIMIT = 10
+WAITING = 120  # longer, since other work on a machine takes its time
 MEMORY = 2 * 2**30
 
 
@@ -129,6 +134,21 @@ def statistics_sample(folder):
     assert write_measurement(folder, written, {"text": "same"}) == ""
 
 
+def merge_sample(folder):
+    """Two runs without draws, so that no model is loaded to join them; the statistics of one are damaged."""
+    folder.mkdir()
+    save(gpt2(3), folder / "model")
+    for name, texts in (("a", TEXTS[:4]), ("b", TEXTS[4:])):
+        (folder / f"{name}.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+        probe.command(
+            [str(folder / "model")], text=str(folder / f"{name}.jsonl"), tokens=0, only=["entropy"], draws=0,
+            keep_statistics=True, device="cpu", out=str(folder / name),
+        )  # fmt: skip
+    described = json.loads((folder / "a" / RUN).read_text())
+    del described["files"]  # an attacker would write the checksums of the damaged files
+    (folder / "a" / RUN).write_text(json.dumps(described))
+
+
 def list_sample(folder):
     folder.mkdir()
     for step in (100, 200):
@@ -164,8 +184,14 @@ def read_table(folder):
 
 def read_statistics(folder):
     measured = read_measurement(folder, {"text": "same"}, chosen(["entropy"]))
-    assert measured is None or isinstance(measured, Measurement)
+    if measured is not None:
+        evaluate(measured, predictions=["entropy"])
     kept_measurement(folder, chosen(["entropy"]))
+
+
+def read_merge(folder):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        merge.command([str(folder / "a"), str(folder / "b")], out=str(folder.with_name("merged")))
 
 
 def read_names(folder):
@@ -184,7 +210,8 @@ READERS = {  # sample, call, files with their mutations, share of the cases
     "csv": (table_sample, read_table, {"table.csv": mutations.damaged_table}, 3),
     "parquet": (parquet_sample, read_table, {"table.parquet": BYTES}, 2),
     "names": (list_sample, read_names, {"names": BYTES}, 1),
-    "statistics": (statistics_sample, read_statistics, {STATISTICS: TENSORS}, 2),
+    "statistics": (statistics_sample, read_statistics, {STATISTICS: mutations.damaged_state}, 2),
+    "merge": (merge_sample, read_merge, {f"a/{STATISTICS}": mutations.damaged_state}, 1),
 }
 
 
@@ -194,8 +221,10 @@ def outcome_of(call, folder):
     def hang(*_):
         raise HangError
 
+    signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
-    signal.alarm(LIMIT)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    signal.alarm(WAITING)
     try:
         call(folder)
     except InputError as error:
@@ -211,25 +240,24 @@ def outcome_of(call, folder):
             raise
         return "error", traceback.format_exc()
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return "read", ""
 
 
 def fuzz(name, count, seed, place):
-    """Run the cases of one reader."""
-    sample, call, files, _ = READERS[name]
+    """Run the cases of one reader, whose good file is in the folder of its name."""
+    _, call, files, _ = READERS[name]
     good = place / name
-    sample(good)
-    call(good)  # the good file is read
     outcomes, failures, slowest = Counter(), [], 0.0
     for case in range(count):
         rng = random.Random(f"{seed} {name} {case}")
         file = rng.choice(list(files))
         original = (good / file).read_bytes()
         (good / file).write_bytes(files[file](original, rng))
-        begun = time.perf_counter()
+        begun = time.process_time()
         outcome, text = outcome_of(call, good)
-        slowest = max(slowest, time.perf_counter() - begun)
+        slowest = max(slowest, time.process_time() - begun)
         outcomes[outcome] += 1
         if text:
             failures.append({"reader": name, "case": case, "file": file, "outcome": outcome, "text": text[-1500:]})
@@ -243,7 +271,10 @@ def main(count, seed, place, names):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
-    tokenizer()
+    for name in names:
+        sample, call, _, _ = READERS[name]
+        sample(Path(place) / name)
+        call(Path(place) / name)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
     shares = sum(READERS[name][3] for name in names)

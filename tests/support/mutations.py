@@ -103,8 +103,24 @@ def damaged_safetensors(data, rng):
     """Variants of a safetensors file: its header as JSON, with the length of the new one, or its bytes."""
     if rng.random() < 0.4:
         return damaged_bytes(data, rng)
+    return _with_header(data, lambda header: damaged_json(header, rng))
+
+
+def damaged_state(data, rng):
+    """Variants of a state (engine/state_file.py): the JSON in its metadata, or those of a safetensors file."""
+    if rng.random() < 0.3:
+        return damaged_safetensors(data, rng)
+
+    def changed(header):
+        inner = header["__metadata__"]
+        return header | {"__metadata__": {n: json.dumps(damaged_json(json.loads(t), rng)) for n, t in inner.items()}}
+
+    return _with_header(data, changed)
+
+
+def _with_header(data, change):
     length = int.from_bytes(data[:8], "little")
-    header = json.dumps(damaged_json(json.loads(data[8 : 8 + length]), rng)).encode()
+    header = json.dumps(change(json.loads(data[8 : 8 + length]))).encode()
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 

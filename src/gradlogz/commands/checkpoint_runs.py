@@ -10,9 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
 from rich.text import Text
 
 from .. import __version__
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from ..probing.runs.run_folder import Run
 
     Measure = Callable[[CheckpointName, Path, dict[str, str]], Run]
-
-
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        help="Placement by transformers: auto, sequential, or a JSON object (default: none).", show_default=False
-    ),
-]
 
 
 class Settings(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outputs import Force, Open, check_files, open_page, print_closing, print_lines, terminal
+from .outputs import Details, Force, Open, check_files, open_page, print_closing, print_lines, terminal
 
 
 def command(
@@ -16,9 +16,7 @@ def command(
         list[str], typer.Argument(help="Two or more run folders of gradlogz probe.", metavar="RUN RUN ...")
     ],
     out: Annotated[str, typer.Option(help="HTML page to write.")] = "compare.html",
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
-    ] = False,
+    details: Details = False,
     force: Force = False,
     open_: Open = False,
 ) -> int:

@@ -1,6 +1,6 @@
 """Options of commands whose work an engine divides.
 
-    --engine, --workers, --address     who computes
+    --engine, --workers, --address     who computes; --gpus for each part, where parts use GPUs
     --resume, --restart                a folder of finished parts, from which the same command continues
 
 Read next: ../engine/work_loop.py, boundary.py (exit statuses).
@@ -41,6 +41,10 @@ Address = Annotated[
     typer.Option(help="Ray cluster: auto or HOST:PORT (default: a new one on this machine).", show_default=False),
 ]
 
+Gpus = Annotated[
+    int | None, typer.Option(min=0, help="GPUs of each part, on Slurm or Ray (default: 0).", show_default=False)
+]
+
 
 class EngineOptions(NamedTuple):
     """The options, None and False where they are not given."""
@@ -50,6 +54,7 @@ class EngineOptions(NamedTuple):
     resume: str | None
     restart: bool
     address: str | None
+    gpus: int | None = None
 
     def check(self, call: str) -> None:
         """Raise if --restart is given without the folder in which to begin again."""
@@ -68,8 +73,9 @@ class EngineOptions(NamedTuple):
         from ..engine import engine_of
 
         return engine_of(
-            call, self.engine or "processes", workers=self.workers, folder=folder.absolute(), address=self.address
-        )
+            call, self.engine or "processes", workers=self.workers, folder=folder.absolute(), address=self.address,
+            gpus=self.gpus or 0,
+        )  # fmt: skip
 
     def refuse(self, call: str, flag: str) -> None:
         """Raise if an option is given without the flag that it belongs to."""

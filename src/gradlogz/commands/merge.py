@@ -6,15 +6,17 @@ Read next: ../probing/measurement_merge.py.
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from .._input_errors import InputValueError
-from .checkpoint_runs import DeviceMap
-from .outputs import keeping, page_of, print_closing, print_lines, terminal
+from .._input_errors import InputError, InputValueError
+from .model_options import AllowPickle, AllowRemoteCode, Device, DeviceMap
+from .outputs import Details, keeping, page_of, print_closing, print_lines, terminal
 
 if TYPE_CHECKING:
     from ..probing.measurement import Measurement
@@ -32,23 +34,15 @@ def command(
         str | None,
         typer.Option(help="Model of the runs, if it has moved (default: that of the runs).", show_default=False),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device: cpu, cuda, … (default: GPU if available).", show_default=False)
-    ] = None,
+    device: Device = None,
     device_map: DeviceMap = None,
     prediction: Annotated[
         list[str] | None,
         typer.Option(help="Python file of a prediction of the runs; it is run; repeatable.", show_default=False),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
-    ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
-    ] = False,
-    allow_remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
-    ] = False,
+    details: Details = False,
+    allow_pickle: AllowPickle = False,
+    allow_remote_code: AllowRemoteCode = False,
 ) -> int:
     """Join runs of one model over different texts into the run over all of them.
 
@@ -74,33 +68,49 @@ def command(
     place, console = check_place(out), terminal(None)
     described = [read_run(run, call="merge", statistics=True) for run in runs]
     known = selected(None, prediction or [])
-    measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
-    options = measured.merge_data.options
-    predictions = selected(options["predictions"], prediction or [])
-    if measured.merge_data.windows:
-        with console.status(Text("Measuring the draws of the matched baseline")):
-            measured = _with_draws(measured, predictions, model, device, device_map, allow_pickle, allow_remote_code)
-    facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
-    if reason := write_measurement(place, measured, facts):
-        raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
-    findings = evaluate(measured, predictions=predictions, progress=True)
-    counted = measured.report
-    run = Run(
-        model={"name": measured.probed.name, **measured.facts},
-        text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
-        seed=int(options["seed"]),
-        command=shlex.join(["gradlogz", *sys.argv[1:]]),
-        counts=counted.counts(),
-        times=measured.seconds,
-        findings=findings,
-    )
-    write_run(place, run, keep_statistics=True)
+    with _statistics_of_strangers(runs):
+        measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
+        options = measured.merge_data.options
+        predictions = selected(options["predictions"], prediction or [])
+        if measured.merge_data.windows:
+            with console.status(Text("Measuring the draws of the matched baseline")):
+                measured = _with_draws(
+                    measured, predictions, model, device, device_map, allow_pickle, allow_remote_code
+                )
+        facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
+        if reason := write_measurement(place, measured, facts):
+            raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
+        findings = evaluate(measured, predictions=predictions, progress=True)
+        counted = measured.report
+        run = Run(
+            model={"name": measured.probed.name, **measured.facts},
+            text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
+            seed=int(options["seed"]),
+            command=shlex.join(["gradlogz", *sys.argv[1:]]),
+            counts=counted.counts(),
+            times=measured.seconds,
+            findings=findings,
+        )
+        write_run(place, run, keep_statistics=True)
     with keeping([place]):
         page = page_of(place, report)
     print_lines(console, claim_lines(findings, measured.probed.name, console.width, details=details))
     line = f"{len(runs)} runs merged: {measured.probed.name}, {measured_line(findings.facts[measured.probed.name])}"
     print_closing(console, line, place, page)
     return 0
+
+
+@contextmanager
+def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
+    """Context of computations on statistics from files, which may have any shape and content: errors are sentences."""
+    try:
+        yield
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        problem = f"the statistics of {' and '.join(runs)} cannot be joined ({type(error).__name__}: {error})"
+        remedy = "Probe the texts again with --keep-statistics."
+        raise InputValueError("merge", "runs", problem, remedy) from error
 
 
 def _with_draws(

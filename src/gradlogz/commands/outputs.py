@@ -52,6 +52,9 @@ Parquet = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Also replace existing files that gradlogz did not write.", show_default=False)
 ]
+Details = Annotated[
+    bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
+]
 
 
 class Tell(Protocol):

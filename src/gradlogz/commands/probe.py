@@ -14,13 +14,15 @@ from rich.text import Text
 
 from .._input_errors import InputValueError
 from .boundary import INTERRUPTED, PARTIAL
-from .checkpoint_runs import CheckpointRun, DeviceMap, Settings, hashes_of, runs_of
+from .checkpoint_runs import CheckpointRun, Settings, hashes_of, runs_of
 from .divided_probe import arguments_of, known_facts, measured_parts
-from .engine_options import Address, EngineName, EngineOptions, Restart, Resume, Workers, print_failures
+from .engine_options import Address, EngineName, EngineOptions, Gpus, Restart, Resume, Workers, print_failures
 from .interventions import Intervene, check_intervene, print_interventions, write_interventions
+from .model_options import AllowPickle, AllowRemoteCode, Device, DeviceMap
 from .outputs import (
     NO_PAGE,
     Csv,
+    Details,
     Force,
     Parquet,
     check_files,
@@ -87,9 +89,7 @@ def command(
         list[str] | None,
         typer.Option(help="Python file that defines a prediction; it is run; repeatable.", show_default=False),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
-    ] = False,
+    details: Details = False,
     out: Annotated[
         str | None,
         typer.Option(
@@ -103,10 +103,7 @@ def command(
     csv: Csv = None,
     parquet: Parquet = None,
     force: Force = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device: cpu, cuda, cuda:1, … (default: GPU if available).", show_default=False),
-    ] = None,
+    device: Device = None,
     device_map: DeviceMap = None,
     dtype: Annotated[
         str | None,
@@ -126,17 +123,14 @@ def command(
     engine: EngineName = None,
     workers: Workers = None,
     address: Address = None,
+    gpus: Gpus = None,
     restart: Restart = False,
     parts: Annotated[int, typer.Option(min=8, help="Most parts of the text, if the work is divided by --resume.")] = 64,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Keep the statistics in the run, for gradlogz merge.")
     ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Allow reading pickled weights (as plain tensors).")
-    ] = False,
-    allow_remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Allow running code shipped with the model.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
+    allow_remote_code: AllowRemoteCode = False,
 ) -> int:
     """Test the theory of attention (Shim, 2022) on a trained transformer, head by head, with 95 % CIs and null models.
 
@@ -162,7 +156,7 @@ def command(
     settings = Settings(
         text, tokens, length, predictions, prediction or [], device, device_map, dtype, seed, baseline_seed,
         baseline, draws, allow_pickle, allow_remote_code, parts,
-        EngineOptions(engine, workers, resume, restart, address), keep_statistics,
+        EngineOptions(engine, workers, resume, restart, address, gpus), keep_statistics,
     )  # fmt: skip
     _check_distribution(settings)
     outputs = Outputs(json, csv, parquet, details, intervene)

@@ -11,6 +11,7 @@ import typer
 from .outputs import (
     RUN_PAGE,
     Csv,
+    Details,
     Force,
     Open,
     Parquet,
@@ -31,9 +32,7 @@ def command(
     out: Annotated[
         str | None, typer.Option(help="HTML page to write (default: report.html in RUN).", show_default=False)
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the numbers of each claim in sentences, below its line.")
-    ] = False,
+    details: Details = False,
     csv: Csv = None,
     parquet: Parquet = None,
     force: Force = False,

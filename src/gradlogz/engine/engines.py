@@ -176,7 +176,7 @@ class RayCluster(Engine):
     Args:
         address: "auto" for the cluster of this machine, HOST:PORT, or None to start one here.
         workers: most tasks at a time; as many as the cluster has room for by default.
-        gpus: GPUs of a task.
+        gpus: GPUs of a task; with 0 its worker sees none.
     """
 
     def __init__(self, address: str | None = None, workers: int | None = None, gpus: float = 0.0) -> None:
@@ -215,25 +215,34 @@ ENGINES = ("process", "processes", "slurm", "ray")
 
 
 def engine_of(
-    call: str, name: str, *, workers: int | None = None, folder: Path | None = None, address: str | None = None
+    call: str,
+    name: str,
+    *,
+    workers: int | None = None,
+    folder: Path | None = None,
+    address: str | None = None,
+    gpus: int = 0,
 ) -> Engine:
-    """The engine of this name: "process", "processes", "slurm" or "ray"."""
+    """The engine of this name: "process", "processes", "slurm" or "ray"; gpus: those of an item, on a cluster."""
     if name not in ENGINES:
         problem = f"engine must be one of {', '.join(ENGINES)}, got {name!r}"
         raise InputValueError(call, "engine", problem, "Choose processes for the cores of this machine.")
     if address is not None and name != "ray":
         problem = f"address is that of a Ray cluster, but the engine is {name}"
         raise InputValueError(call, "address", problem, "Choose the engine ray, or drop the address.")
+    if gpus and name not in ("slurm", "ray"):
+        problem = f"gpus are those that a cluster gives to a part, but the engine is {name}"
+        raise InputValueError(call, "gpus", problem, "Choose the engine ray or slurm, or drop gpus.")
     if name == "process":
         return InProcess()
     if name == "processes":
         return LocalProcesses(workers)
     if name == "ray":
-        return RayCluster(address, workers)
+        return RayCluster(address, workers, gpus)
     if folder is None:
         problem = "the engine slurm needs a folder that all nodes share, but there is none"
         raise InputValueError(call, "folder", problem, "Name the folder of the finished parts.")
-    return SlurmArray(folder / "jobs", workers)
+    return SlurmArray(folder / "jobs", workers, **({"gpus_per_node": gpus} if gpus else {}))
 
 
 def _tried(call: Call, item: Any) -> ItemOutcome:

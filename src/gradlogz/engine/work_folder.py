@@ -20,7 +20,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,20 @@ class WorkFolder:
     def opened(self) -> Iterator[None]:
         """The folder, checked and locked: a second process that opens it raises an error."""
         self._check_place()
-        with self._locked():
-            self._check_facts()
-            for folder in FOLDERS:
-                (self.path / folder).mkdir(exist_ok=True)
-                _remove_abandoned(self.path / folder)
-            yield
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked())
+                self._check_facts()
+                for folder in FOLDERS:
+                    (self.path / folder).mkdir(exist_ok=True)
+            except OSError as error:
+                problem = f"the folder {self.path} cannot be written ({error.strerror})"
+                raise InputValueError(self._call, "folder", problem, "Name another folder.") from None
+            _remove_abandoned(self.path)  # by an earlier command
+            try:
+                yield
+            finally:
+                _remove_abandoned(self.path)  # by workers of this one
 
     def write(self, name: str, state: Any, folder: str = ITEMS) -> Path:
         """Write the state of an item; unlike other files (_output_files.py) its name depends on what is written."""
@@ -87,8 +95,8 @@ class WorkFolder:
             raise InputRuntimeError(self._call, None, f"the file {path} is not the state of {name}", remedy) from None
 
     def log(self, event: str, **facts: Any) -> None:
-        """Append a line to the events."""
-        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
+        """Append a line to the events; on a full disk the lines end, not the work."""
+        with suppress(OSError), (self.path / EVENTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n")
 
     def _check_place(self) -> None:
@@ -161,9 +169,9 @@ def check_ids(call: str, names: Mapping[str, Any]) -> None:
             )
 
 
-def _remove_abandoned(folder: Path) -> None:
+def _remove_abandoned(path: Path) -> None:
     """Remove the hidden files of killed workers; a process of another machine shows by the age of its file."""
-    for part in folder.glob(".*"):
+    for part in (part for folder in FOLDERS for part in (path / folder).glob(".*")):
         host, _, process = part.name.rpartition(".")
         here = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
         with suppress(OSError):  # its process may end at this moment

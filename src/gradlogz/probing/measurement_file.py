@@ -18,9 +18,11 @@ from .._typing import Tensor
 from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
 from .corpus.batching import Report
 from .corpus.read_documents import ReadDocuments
-from .measurement import Measurement
+from .inside.architecture import Architecture
+from .measurement import Measurement, MergeData
 from .passes.matched_draws import Window
 from .prediction import Baseline, Prediction, Probed
+from .runs.records import Token
 from .runs.run_folder import STATISTICS as STATISTICS
 
 FORMAT = 3  # of the statistics of predictions
@@ -61,10 +63,7 @@ def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequen
     path = folder / STATISTICS
     if not path.is_file() or find_spec("safetensors") is None:
         return None
-    try:
-        return _measurement(*read_state(path, modules_of(predictions), facts={"statistics": FORMAT, **facts}))
-    except (NotStorableError, TypeError, ValueError):
-        return None  # written by another version, or damaged: the corpus is read again
+    return _read(path, predictions, {"statistics": FORMAT, **facts})  # None: the corpus is read again
 
 
 def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measurement:
@@ -73,29 +72,52 @@ def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measure
     remedy = "Probe the text again with --keep-statistics."
     if not path.is_file():
         raise InputValueError("merge", "runs", f"the run {folder} has no statistics", remedy)
-    measured = _typed(path, predictions)
-    if measured is None:
+    measured = _read(path, predictions)
+    if measured is None or not _can_be_merged(measured):
         problem = f"the statistics of the run {folder} are damaged, or of another version or prediction"
         raise InputValueError("merge", "runs", problem, remedy)
     return measured
 
 
-def _typed(path: Path, predictions: Sequence[Prediction]) -> Measurement | None:
-    """Return the measurement in a file; None unless the fields that a merge reads are of their types."""
+def _read(path: Path, predictions: Sequence[Prediction], facts: Mapping[str, Any] | None = None) -> Measurement | None:
+    """Return the measurement in a file; None if it is damaged, of another version, or has fields of other types."""
     try:
-        measured = _measurement(*read_state(path, modules_of(predictions)))
-        facts, options, merge_data = measured.facts, measured.merge_data.options, measured.merge_data
-        typed = [
-            (facts["weights_sha256"], str), (facts["config_sha256"], str), (measured.report, Report),
-            (merge_data.documents, ReadDocuments), (merge_data.documents.keys, Tensor),
-            (merge_data.documents.tokens, Tensor), (options["seed"], int), (options["draws"], int),
-            (options["baseline"], float | int), (options["model"], str), (options["dtype"], str | None),
-            (options["revision"], str | None), (options["predictions"], list),
-            *((each, str) for each in options["predictions"]), *((window, Window) for window in merge_data.windows),
-        ]  # fmt: skip
-    except (NotStorableError, TypeError, ValueError, AttributeError, KeyError):
+        measured = _measurement(*read_state(path, modules_of(predictions), facts=facts))
+    except (NotStorableError, TypeError, ValueError, LookupError, AttributeError):
         return None
-    return measured if all(isinstance(value, kind) for value, kind in typed) else None  # type: ignore[arg-type]
+    probed, merge_data = measured.probed, measured.merge_data
+    typed = (
+        _are([
+            (probed.name, str), (probed.architecture, Architecture), (probed.weights, dict), (probed.seed, int),
+            (probed.words, dict), (measured.facts, dict), (measured.state, dict), (measured.matched, dict),
+            (measured.rescaled, dict), (measured.report, Report), (measured.tokens, list), (measured.seconds, dict),
+            (measured.complete, bool), (merge_data, MergeData),
+        ])
+        and _are([
+            (merge_data.documents, ReadDocuments), (merge_data.windows, list), (merge_data.options, dict),
+            *((number, int | float) for number in measured.report), *((token, Token) for token in measured.tokens),
+            *((seconds, float | int) for seconds in measured.seconds.values()),
+        ])
+        and _are([(window, Window) for window in merge_data.windows])
+    )  # fmt: skip
+    return measured if typed else None
+
+
+def _can_be_merged(measured: Measurement) -> bool:
+    """Return True if the facts and options that a merge reads are there, and of their types."""
+    facts, options, documents = measured.facts, measured.merge_data.options, measured.merge_data.documents
+    predictions = options.get("predictions")
+    return isinstance(predictions, list) and _are([
+        (facts.get("weights_sha256"), str), (facts.get("config_sha256"), str), (documents.keys, Tensor),
+        (documents.tokens, Tensor), (options.get("seed"), int), (options.get("draws"), int),
+        (options.get("baseline"), float | int), (options.get("model"), str), (options.get("dtype"), str | None),
+        (options.get("revision"), str | None), *((name, str) for name in predictions),
+    ])  # fmt: skip
+
+
+def _are(values: Sequence[tuple[Any, Any]]) -> bool:
+    """Return True if every value is of its type."""
+    return all(isinstance(value, kind) for value, kind in values)
 
 
 def modules_of(predictions: Sequence[Prediction]) -> Modules:

@@ -5,17 +5,28 @@
     tensor    name, number of dimensions, dimensions, type, offset of its data
 
 A reader that believes a length of 2^60 does not end. Here every length is compared with the bytes that are left.
-Without the field ARCHITECTURE.block_count transformers would build as many layers as its default model has.
+Without a field of REQUIRED transformers would take the value of its default model, in silence where the shapes of the
+weights do not depend on it. The number of key heads is not among them: another one does not fit the weights.
 
 Read next: checkpoint_files.py (the other files of a model), loading.py.
 """
 
 import mmap
 import struct
+from collections.abc import Set
 from pathlib import Path
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a number, by its type
 STRING, ARRAY = 8, 9
+REQUIRED = {  # fields that every writer of language models writes, by what they are
+    "block_count": "the number of layers",
+    "context_length": "the number of positions",
+    "embedding_length": "the width",
+    "feed_forward_length": "the width of the feed-forward maps",
+    "attention.head_count": "the number of heads",
+}
+EXPERTS = ("expert_count", "expert_used_count")  # one needs the other
+NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # one of them is needed
 DEPTH = 4  # arrays within arrays
 DIMENSIONS = 8
 LONGEST_NAME = 1024
@@ -51,7 +62,7 @@ class _Walk:
         tensors, fields = self._number("<Q"), self._number("<Q")
         for count, size, kind in ((tensors, 24, "tensors"), (fields, 13, "fields")):
             self._check(count, size, kind)
-        names, architecture = set(), b""
+        names, architecture = set[bytes](), b""
         for _ in range(fields):
             names.add(name := self._text())
             type_of_value = self._number("<I")
@@ -59,8 +70,8 @@ class _Walk:
                 architecture = self._text()
             else:
                 self._value(type_of_value)
-        if architecture + b".block_count" not in names:
-            raise _DamagedError("it has no field ARCHITECTURE.block_count, the number of layers")
+        prefix = architecture + b"."
+        _check_fields({name.removeprefix(prefix) for name in names if name.startswith(prefix)})
         for _ in range(tensors):
             self._tensor()
         return tensors
@@ -112,3 +123,15 @@ class _Walk:
     def _check(self, count: int, size: int, kind: str) -> None:
         if count * size > len(self._data) - self._at:
             raise _DamagedError(f"it declares {count} {kind}, but has {len(self._data) - self._at} more bytes")
+
+
+def _check_fields(names: Set[bytes]) -> None:
+    """Raise if the fields of the architecture, by name, do not describe a model."""
+    missing = [(name, what) for name, what in REQUIRED.items() if name.encode() not in names]
+    experts = [name for name in EXPERTS if name.encode() in names]
+    if len(experts) == 1:
+        missing += [(name, "the number of experts") for name in EXPERTS if name not in experts]
+    if not any(name.encode() in names for name in NORMS):
+        missing.append((NORMS[0], "the epsilon of the norms"))
+    if missing:
+        raise _DamagedError("it has no field " + " and no field ".join(f"ARCHITECTURE.{n}, {w}" for n, w in missing))

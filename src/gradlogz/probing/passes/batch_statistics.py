@@ -32,18 +32,21 @@ def statistics_of(
     batch: Batch,
     predictions: Sequence[Prediction],
     state: dict[str, Any] | None = None,
+    *,
+    merged: int = 0,
 ) -> tuple[dict[str, Any], list[ExtremeToken]]:
     """Return {prediction: its state} for one batch, and the extreme tokens of the batch.
 
-    A batch that does not fit into memory is split into halves.
+    A batch that does not fit into memory is split into halves, which add the events that the batch had not reached.
 
     state: that of the preceding batches, to which this batch is added event by event. It is used up: matrices before
-        and after a batch are never stored together, but on a GPU, where a batch that does not fit is tried again.
+        and after a batch are never stored together.
+    merged: number of events of this batch that are in `state`.
     """
-    before = {} if state is None else dict(state) if batch.keys.is_cuda else state
-    statistics = _fitting(model, architecture, batch, predictions, before)
-    if statistics is not None:
-        return statistics
+    state = {} if state is None else state
+    fitted = _fitting(model, architecture, batch, predictions, state, merged)
+    if not isinstance(fitted, int):
+        return state, fitted
     rows = len(batch.keys)
     if rows == 1:
         tokens = next(iter(batch.inputs.values())).shape[-1]
@@ -53,9 +56,11 @@ def statistics_of(
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()
     halves = [batch.rows(range(rows // 2)), batch.rows(range(rows // 2, rows))]
-    half, one = statistics_of(model, architecture, halves[0], predictions, state)
-    both, other = statistics_of(model, architecture, halves[1], predictions, half)
-    return both, [*one, *other]
+    extreme: list[ExtremeToken] = []
+    for half in halves:
+        state, others = statistics_of(model, architecture, half, predictions, state, merged=fitted)
+        extreme += others
+    return state, extreme
 
 
 def _fitting(
@@ -64,15 +69,21 @@ def _fitting(
     batch: Batch,
     predictions: Sequence[Prediction],
     state: dict[str, Any],
-) -> tuple[dict[str, Any], list[ExtremeToken]] | None:
-    """Return `statistics_of` an undivided batch; None, with its memory freed, if the batch does not fit."""
+    merged: int,
+) -> list[ExtremeToken] | int:
+    """Add an undivided batch to the state, but for its first `merged` events, and return its extreme tokens.
+
+    If the batch does not fit, its memory is freed, and the number of its events in the state is returned.
+    """
     for prediction in predictions:
         state.setdefault(prediction.name, prediction.empty())
     batch_pass = BatchPass(batch)
     faults: dict[str, Tensor] = {}
     largest: list[Candidates] = []
+    handled = 0
 
     def handle(event: Event | ForwardOutput) -> None:
+        nonlocal handled
         batch_pass.begin_event()
         if isinstance(event, Attended):
             rows = batch_pass.real(event).unsqueeze(1)
@@ -80,7 +91,9 @@ def _fitting(
             faults[event.layer] = (bad & rows).any(-1).any(0)
             largest.extend(candidates(event, batch_pass))
         added = {p.name: p.statistics(event, batch_pass) for p in predictions}
-        state.update(merge(state, added))  # of all predictions at once, since they share statistics
+        if handled >= merged:
+            state.update(merge(state, added))  # of all predictions at once, since they share statistics
+        handled += 1
 
     try:
         with follow(model, architecture, handle), torch.no_grad():
@@ -88,7 +101,7 @@ def _fitting(
         with torch.no_grad():
             handle(ForwardOutput(output, batch.inputs))
     except torch.OutOfMemoryError:
-        return None
+        return max(handled, merged)
     except (NotImplementedError, RuntimeError) as error:
         if not getattr(model, "is_quantized", False):
             raise
@@ -96,7 +109,7 @@ def _fitting(
         remedy = "Pass the model before quantisation; gradlogz probe dequantises checkpoints that it loads."
         raise InputRuntimeError("probe", "model", problem, remedy) from error
     _check_numbers(faults)
-    return state, resolved(largest, batch)
+    return resolved(largest, batch)
 
 
 def _check_numbers(faults: Mapping[str, Tensor]) -> None:
