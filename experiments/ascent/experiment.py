@@ -16,9 +16,10 @@ from gradlogz import probe
 from gradlogz.probing.inside.loading import load
 
 from ..costs import cost, matched
+from ..ensembles import Member, held_out_loss, train_together
 from ..exporting import export, load_checkpoint
 from ..intervals import student
-from ..run_folders import environment
+from ..run_folders import RunFolder, environment
 from ..tasks import TextTask
 from ..text import MASK_ID, TokenisedText, corpus
 from ..training import TrainSettings, train
@@ -48,6 +49,13 @@ class Settings:
     seeds: int
     probe_tokens: int
     every_checkpoint: bool
+    first_seed: int = 0
+    together: bool = False
+
+    @property
+    def every_seed(self) -> range:
+        """Seeds of each model."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
 
 REDUCED = Settings(
@@ -58,6 +66,19 @@ REDUCED = Settings(
     seeds=2,
     probe_tokens=2048,
     every_checkpoint=False,
+)
+EXTENDED = Settings(
+    model=ModelSettings(vocabulary=1024, context=128, width=96, heads=4, layers=4, hidden=384),
+    training=TrainSettings(
+        steps=4000, learning_rate=2e-3, warm_up=300, record_every=250, save_every=1000, bfloat16=True
+    ),
+    batch_size=64,
+    megabytes=16,
+    seeds=5,
+    probe_tokens=4096,
+    every_checkpoint=False,
+    first_seed=2,
+    together=True,
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -77,9 +98,10 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = []
     for cell in cells():
-        for seed in range(settings.seeds):
-            name = "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
-            rows.append(trained_and_probed(cell, seed, settings, text, folder / name))
+        if settings.together:
+            train_cell(cell, settings, text, folder)
+        for seed in settings.every_seed:
+            rows.append(trained_and_probed(cell, seed, settings, text, place(folder, cell, seed)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "answer": decisions(rows),
@@ -112,11 +134,31 @@ def training_flops(settings: Settings) -> float:
     return settings.seeds * sum(cost(model_of(cell, settings.model)).training_flops(tokens) for cell in cells())
 
 
+def place(folder: Path, cell: Cell, seed: int) -> Path:
+    """Folder of a run."""
+    return folder / "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
+
+
+def task_of(cell: Cell, settings: Settings, text: TokenisedText) -> TextTask:
+    """Task of the objective of a cell."""
+    mask = MASK_ID if cell.objective == "masked" else None
+    return TextTask(text.train, text.held_out, settings.model.context, settings.batch_size, mask=mask)
+
+
+def train_cell(cell: Cell, settings: Settings, text: TokenisedText, folder: Path) -> list[RunFolder]:
+    """Train the models of a cell together."""
+    model, task = model_of(cell, settings.model), task_of(cell, settings, text)
+    members = [
+        Member(Transformer(model, seed=seed), task, settings.training, seed, place(folder, cell, seed))
+        for seed in settings.every_seed
+    ]
+    return train_together(members, observe=held_out_loss(task))
+
+
 def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
     """Held-out loss of a model, and what the probe measures on it."""
     model = model_of(cell, settings.model)
-    mask = MASK_ID if cell.objective == "masked" else None
-    task = TextTask(text.train, text.held_out, model.context, settings.batch_size, mask=mask)
+    task = task_of(cell, settings, text)
     run_folder = train(Transformer(model, seed=seed), task, settings.training, seed=seed, folder=folder)
     checkpoints = run_folder.checkpoints()
     steps = list(checkpoints) if settings.every_checkpoint else [min(checkpoints), max(checkpoints)]
