@@ -3,7 +3,7 @@
     weights   [s, ...]     those of s models, views of one tensor [s, parameters]
     tokens    [s, b, n]    every model reads the batches of its own seed
 
-A model trained here has the weights, up to rounding, that `training.train` gives it alone: initial weights, batches, rates,
+A model trained here has the weights, up to rounding, that `training.train` gives it alone: initial weights, batches,
 the bound on its gradient and its weight decay are its own. On a GPU the step is a CUDA graph, since launches would
 cost more than the small models do. Runs are not resumed, and sums by atomics make them repeatable up to rounding only.
 
@@ -123,7 +123,8 @@ class Ensemble:
         q, k = self.queries_and_keys(layer, tokens, rows, dtype)
         if self.settings.attention == "tied":
             steps = self.weights[f"{layer}.log_step"].exp()[:, None, :, None, None].to(dtype)
-            return _product(self._joined(steps * self._attended(q, k, k)), self.weights[f"{layer}.q_proj.weight"].to(dtype))
+            means = self._joined(steps * self._attended(q, k, k))
+            return _product(means, self.weights[f"{layer}.q_proj.weight"].to(dtype))
         weight = self.weights[f"{layer}.in_proj_weight"].chunk(3, 1)[2]
         v = self._heads(_affine(tokens, weight, self.weights[f"{layer}.in_proj_bias"].chunk(3, 1)[2], dtype))
         return self._linear(f"{layer}.out_proj", self._joined(self._attended(q, k, v)), dtype)
@@ -132,9 +133,9 @@ class Ensemble:
         if q.shape[3] == 1:  # one query: no matrix product
             weights = logits_of(q, k).softmax(-1)
             return (weights.unsqueeze(-1) * v).sum(3, keepdim=True)
-        flat = (t.flatten(0, 1) for t in (q, k, v))
         causal = self.settings.objective == "causal"
-        return scaled_dot_product_attention(*flat, is_causal=causal).unflatten(0, q.shape[:2])
+        means = scaled_dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal=causal)
+        return means.unflatten(0, q.shape[:2])
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.settings.heads, -1)).transpose(2, 3)
@@ -182,7 +183,8 @@ class Trainer:
         t, steps = self.training, torch.arange(self.training.steps, dtype=torch.float64)
         rates = torch.tensor([t.rate(step) for step in range(t.steps)], dtype=torch.float64)
         # Rates, and the corrections of both moments, are on the device before the first step: no step waits for a copy.
-        self.schedule = torch.stack((rates, 1 - t.beta_1 ** (steps + 1), 1 - t.beta_2 ** (steps + 1)), 1).float().to(device)
+        corrections = [1 - beta ** (steps + 1) for beta in (t.beta_1, t.beta_2)]
+        self.schedule = torch.stack((rates, *corrections), 1).float().to(device)
         self.factors = torch.tensor([0.0, 1.0, 1.0], device=device)
         self.losses = torch.zeros(len(tokens), device=device)
         self.graph = self._captured() if device.type == "cuda" else None
@@ -247,8 +249,8 @@ def train_together(
         return runs
     training, begun = members[0].training, time.perf_counter()
     if any(replace(m.training, weight_decay=training.weight_decay) != training for m in members):
-        remedy = "Train them in groups of equal settings."
-        raise InputValueError("train_together", "members", "settings of training may differ in weight decay only", remedy)
+        problem = "settings of training may differ in weight decay only"
+        raise InputValueError("train_together", "members", problem, "Train them in groups of equal settings.")
     for run, member in zip(runs, members, strict=True):
         run.begin(configuration(member.model, member.task, member.training, member.seed), place)
         run.cut_curves(0)
@@ -285,8 +287,11 @@ def held_out_loss(task: TextTask) -> Observe:
 
     def observe(ensemble: Ensemble) -> dict[str, Tensor]:
         s, device = len(ensemble.flat), ensemble.flat.device
-        batches = [[t.to(device).expand(s, -1, -1) for t in batch] for batch in task.held_out_batches()]
-        return {"held_out_loss": torch.stack([ensemble.losses(*batch) for batch in batches]).mean(0)}
+        losses = [
+            ensemble.losses(*(t.to(device).expand(s, -1, -1) for t in (batch.tokens, batch.targets)))
+            for batch in task.held_out_batches()
+        ]
+        return {"held_out_loss": torch.stack(losses).mean(0)}
 
     return observe
 

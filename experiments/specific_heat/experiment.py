@@ -60,8 +60,8 @@ class Settings:
         return range(self.first_seed, self.first_seed + self.seeds)
 
 
-FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=300, together=True)
-EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300)
+FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=400, together=True)
+EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300, together=True)
 REDUCED = Settings(primes=(59,), seeds=5, steps=800)
 
 
@@ -100,8 +100,9 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 def trained(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> list[dict[str, float]]:
     """Curves of one run."""
-    model, task, training, _, _ = member(p, kind, seed, settings, folder)
-    return train(model, task, training, seed=seed, folder=folder, observe=heat_of(task)).curves
+    each = member(p, kind, seed, settings, folder)
+    task: Any = each.task
+    return train(each.model, task, each.training, seed=seed, folder=folder, observe=heat_of(task)).curves
 
 
 def member(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> Member:
