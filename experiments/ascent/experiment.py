@@ -16,10 +16,9 @@ from gradlogz import probe
 from gradlogz.probing.inside.loading import load
 
 from ..costs import cost, matched
-from ..ensembles import Member, held_out_loss, train_together
 from ..exporting import export, load_checkpoint
 from ..intervals import student
-from ..run_folders import RunFolder, environment
+from ..run_folders import environment
 from ..tasks import TextTask
 from ..text import MASK_ID, TokenisedText, corpus
 from ..training import TrainSettings, train
@@ -50,12 +49,7 @@ class Settings:
     probe_tokens: int
     every_checkpoint: bool
     first_seed: int = 0
-    together: bool = False
-
-    @property
-    def every_seed(self) -> range:
-        """Seeds of each model."""
-        return range(self.first_seed, self.first_seed + self.seeds)
+    value_maps: tuple[ValueMap, ...] = get_args(ValueMap)
 
 
 REDUCED = Settings(
@@ -68,17 +62,17 @@ REDUCED = Settings(
     every_checkpoint=False,
 )
 EXTENDED = Settings(
-    model=ModelSettings(vocabulary=1024, context=128, width=96, heads=4, layers=4, hidden=384),
+    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
     training=TrainSettings(
-        steps=4000, learning_rate=2e-3, warm_up=300, record_every=250, save_every=1000, bfloat16=True
+        steps=2000, learning_rate=3e-3, weight_decay=0.0, warm_up=100, record_every=250, save_every=1000
     ),
-    batch_size=64,
-    megabytes=16,
+    batch_size=16,
+    megabytes=8,
     seeds=5,
     probe_tokens=4096,
     every_checkpoint=False,
-    first_seed=2,
-    together=True,
+    first_seed=3,
+    value_maps=("free", "tied, equal parameters"),
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -97,11 +91,10 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train and probe all models; return their rows and the decisions. Finished runs are read."""
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = []
-    for cell in cells():
-        if settings.together:
-            train_cell(cell, settings, text, folder)
-        for seed in settings.every_seed:
-            rows.append(trained_and_probed(cell, seed, settings, text, place(folder, cell, seed)))
+    for cell in cells(settings.value_maps):
+        for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
+            name = "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
+            rows.append(trained_and_probed(cell, seed, settings, text, folder / name))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "answer": decisions(rows),
@@ -112,9 +105,9 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     }
 
 
-def cells() -> Iterator[Cell]:
+def cells(value_maps: tuple[ValueMap, ...] = get_args(ValueMap)) -> Iterator[Cell]:
     """All combinations of objective, placement and value map."""
-    return (Cell(*parts) for parts in product(get_args(Objective), get_args(Placement)[:2], get_args(ValueMap)))
+    return (Cell(*parts) for parts in product(get_args(Objective), get_args(Placement)[:2], value_maps))
 
 
 def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
@@ -131,34 +124,15 @@ def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
 def training_flops(settings: Settings) -> float:
     """Floating-point operations of all training runs."""
     tokens = settings.training.steps * settings.batch_size * settings.model.context
-    return settings.seeds * sum(cost(model_of(cell, settings.model)).training_flops(tokens) for cell in cells())
-
-
-def place(folder: Path, cell: Cell, seed: int) -> Path:
-    """Folder of a run."""
-    return folder / "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
-
-
-def task_of(cell: Cell, settings: Settings, text: TokenisedText) -> TextTask:
-    """Task of the objective of a cell."""
-    mask = MASK_ID if cell.objective == "masked" else None
-    return TextTask(text.train, text.held_out, settings.model.context, settings.batch_size, mask=mask)
-
-
-def train_cell(cell: Cell, settings: Settings, text: TokenisedText, folder: Path) -> list[RunFolder]:
-    """Train the models of a cell together."""
-    model, task = model_of(cell, settings.model), task_of(cell, settings, text)
-    members = [
-        Member(Transformer(model, seed=seed), task, settings.training, seed, place(folder, cell, seed))
-        for seed in settings.every_seed
-    ]
-    return train_together(members, observe=held_out_loss(task))
+    models = [model_of(cell, settings.model) for cell in cells(settings.value_maps)]
+    return settings.seeds * sum(cost(model).training_flops(tokens) for model in models)
 
 
 def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
     """Held-out loss of a model, and what the probe measures on it."""
     model = model_of(cell, settings.model)
-    task = task_of(cell, settings, text)
+    mask = MASK_ID if cell.objective == "masked" else None
+    task = TextTask(text.train, text.held_out, model.context, settings.batch_size, mask=mask)
     run_folder = train(Transformer(model, seed=seed), task, settings.training, seed=seed, folder=folder)
     checkpoints = run_folder.checkpoints()
     steps = list(checkpoints) if settings.every_checkpoint else [min(checkpoints), max(checkpoints)]
@@ -210,7 +184,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
         probed = by_name[objective, placement, "free", seed]["probe"]
         return probed[max(probed, key=int)]["ascent"]["value"]
 
-    for objective, placement, value_map in cells():
+    for objective, placement, value_map in dict.fromkeys(name[:3] for name in by_name):
         if value_map != "free":
             differences = [
                 by_name[objective, placement, value_map, s]["held-out loss"]

@@ -14,10 +14,9 @@ import torch
 from gradlogz import intervene, probe
 from gradlogz.probing.inside.loading import load
 
-from ..ascent import experiment as ascent
-from ..ensembles import Member, held_out_loss, train_together
 from ..exporting import export, load_checkpoint
 from ..intervals import Interval, student
+from ..needed import experiment as needed
 from ..run_folders import environment
 from ..tasks import TextTask
 from ..text import TokenisedText, corpus
@@ -40,7 +39,6 @@ class Settings:
     checkpoints: tuple[int, ...] | None
     tokens: int
     first_seed: int = 0
-    together: bool = False
 
 
 REDUCED = Settings(
@@ -52,16 +50,15 @@ REDUCED = Settings(
     checkpoints=(0, 64, 300),
     tokens=2048,
 )
-EXTENDED = Settings(  # the free, causal, pre-norm models of ascent
-    model=ascent.EXTENDED.model,
-    training=ascent.EXTENDED.training,
-    batch_size=ascent.EXTENDED.batch_size,
-    megabytes=ascent.EXTENDED.megabytes,
-    seeds=ascent.EXTENDED.seeds,
-    checkpoints=(0, 64, 256, 1024, ascent.EXTENDED.training.steps),
-    tokens=8192,
-    first_seed=ascent.EXTENDED.first_seed,
-    together=True,
+EXTENDED = Settings(  # the free models of needed
+    model=needed.EXTENDED.model,
+    training=needed.EXTENDED.training,
+    batch_size=needed.EXTENDED.batch_size,
+    megabytes=needed.EXTENDED.megabytes,
+    seeds=needed.EXTENDED.seeds,
+    checkpoints=(0, 64, 256, 1024, 2000),
+    tokens=4096,
+    first_seed=needed.EXTENDED.first_seed,
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -79,19 +76,14 @@ FULL = Settings(
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train and measure all models; return their rows and the decisions. Finished runs are read."""
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
-    task = TextTask(text.train, text.held_out, settings.model.context, settings.batch_size)
-    members = [
-        Member(Transformer(settings.model, seed=seed), task, settings.training, seed, folder / f"seed-{seed}")
-        for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
-    ]
-    if settings.together:
-        train_together(members, observe=held_out_loss(task))
     rows = []
-    for model, _, training, seed, place in members:
-        run_folder = train(model, task, training, seed=seed, folder=place)
-        for step, checkpoint in run_folder.checkpoints().items():
+    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
+        task = TextTask(text.train, text.held_out, settings.model.context, settings.batch_size)
+        model = Transformer(settings.model, seed=seed)
+        run_folder = train(model, task, settings.training, seed=seed, folder=folder / f"seed-{seed}")
+        for step, place in run_folder.checkpoints().items():
             if settings.checkpoints is None or step in settings.checkpoints:
-                network = load_checkpoint(checkpoint, settings.model)
+                network = load_checkpoint(place, settings.model)
                 exported = run_folder.path / "exported" / f"step-{step}"
                 rows.append({"seed": seed, "step": step, **measured(network, text, settings.tokens, exported)})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
