@@ -1,6 +1,6 @@
 """Runs of the specific-heat experiment, and its decisions (plan.md).
 
-Read next: ../tasks.py (modular addition), ../training.py (the loop), ../intervals.py.
+Read next: ensembles.py (runs trained together), ../tasks.py (modular addition), ../training.py (the loop).
 """
 
 import math
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
-from ..ensembles import Ensemble, Member, Observe, logits_of, train_together
 from ..intervals import Interval, mean_of, student
 from ..run_folders import environment
-from ..tasks import Batch, ModularAddition
+from ..tasks import ModularAddition
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Transformer
+from .ensembles import Ensemble, Member, stacked, train_together
 
 ONSET, MEMORISED = 0.9, 0.99
 TIME, PROMINENCE = 1.0, 0.25  # smallest effects of interest, log2
@@ -101,8 +101,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 def trained(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> list[dict[str, float]]:
     """Curves of one run."""
     each = member(p, kind, seed, settings, folder)
-    task: Any = each.task
-    return train(each.model, task, each.training, seed=seed, folder=folder, observe=heat_of(task)).curves
+    return train(each.model, each.task, each.training, seed=seed, folder=folder, observe=heat_of(each.task)).curves
 
 
 def member(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> Member:
@@ -139,7 +138,7 @@ def heat_of(task: ModularAddition) -> Callable[[Transformer], dict[str, float]]:
     return observe
 
 
-def train_prime(p: int, settings: Settings, folder: Path, device: str | None = None) -> None:
+def train_prime(p: int, settings: Settings, folder: Path) -> None:
     """Train all runs with one prime, those with equally many training pairs together."""
     for share in sorted({kind.share for kind in KINDS.values()}):
         kinds = [name for name, kind in KINDS.items() if kind.share == share]
@@ -147,28 +146,22 @@ def train_prime(p: int, settings: Settings, folder: Path, device: str | None = N
             member(p, kind, seed, settings, place(folder, p, kind, seed))
             for kind, seed in product(kinds, settings.every_seed)
         ]
-        used = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        train_together(members, observe=observe_all(members, used), predicted=slice(-1, None), device=used)
+        train_together(members, observe_all(members))
 
 
-def observe_all(members: list[Member], device: torch.device) -> Observe:
+def observe_all(members: list[Member]) -> Callable[[Ensemble], dict[str, Tensor]]:
     """The evaluation of `ModularAddition` and the statistics of `heat_of`, for all models of an ensemble."""
-    tasks: list[Any] = [each.task for each in members]
-    train, test = (
-        Batch(*(torch.stack(each).to(device) for each in zip(*part, strict=True)))
-        for part in zip(*((task.train, task.test) for task in tasks), strict=True)
-    )
+    train, test = (stacked(part) for part in zip(*((m.task.train, m.task.test) for m in members), strict=True))
 
     def observe(ensemble: Ensemble) -> dict[str, Tensor]:
-        row = {"test_loss": ensemble.losses(*test)}
-        for name, (tokens, targets) in (("train", train), ("test", test)):
-            right = ensemble.logits(tokens).argmax(-1) == targets[:, :, ensemble.predicted]
-            row[f"{name}_accuracy"] = right.flatten(1).float().mean(1)
-        x = ensemble.embed(torch.cat((train.tokens, test.tokens), 1))
-        logits = logits_of(*ensemble.queries_and_keys("blocks.0.attention.layer", x, ensemble.predicted))
-        weights, shares = logits.softmax(-1), logits.log_softmax(-1)
+        row = {"test_loss": ensemble.losses(test)}
+        for name, batch in (("train", train), ("test", test)):
+            right = ensemble.logits(batch.tokens).argmax(-1) == batch.targets[:, :, -1]
+            row[f"{name}_accuracy"] = right.float().mean(1)
+        logits = ensemble.attention_logits(ensemble.embed(torch.cat((train.tokens, test.tokens), 1)))
+        weights = logits.softmax(-1)
         means = (weights * logits).sum(-1, keepdim=True)
-        heat, entropy = (weights * (logits - means) ** 2).sum(-1), -(weights * shares).sum(-1)
+        heat, entropy = (weights * (logits - means) ** 2).sum(-1), -(weights * logits.log_softmax(-1)).sum(-1)
         return row | {"heat": heat.flatten(1).mean(1), "entropy": entropy.flatten(1).mean(1)}
 
     return observe
