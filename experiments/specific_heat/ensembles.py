@@ -73,9 +73,8 @@ class Ensemble:
     def losses(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of every model [s]."""
         logits, targets = self.logits(batch.tokens), batch.targets[:, :, -1]
-        return (
-            cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").unflatten(0, targets.shape).mean(1)
-        )
+        each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return each.unflatten(0, targets.shape).mean(1)
 
     def _projected(self, part: int, x: Tensor) -> Tensor:
         weight, bias = (self.weights[f"{LAYER}.in_proj_{name}"].chunk(3, 1)[part] for name in ("weight", "bias"))
