@@ -91,8 +91,8 @@ def train(
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run = RunFolder(folder)
-    config = {"model": model.settings.as_dict(), "training": asdict(settings), "task": describe(task), "seed": seed}
-    if run.config is not None and run.config != _plain(config):
+    config = configuration(model, task, settings, seed)
+    if run.config is not None and run.config != config:
         problem = f"{folder} holds a run of other settings"
         raise InputValueError("train", "folder", problem, "Choose another folder, or delete this one.")
     if run.complete is not None:
@@ -142,11 +142,11 @@ def describe(task: Task) -> dict[str, Any]:
     return fields
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as JSON returns it."""
-    training = config["training"]
-    stop = training["stop_at"]
-    return config | {"training": training | {"stop_at": stop if stop is None else list(stop)}}
+def configuration(model: Model, task: Task, settings: TrainSettings, seed: int) -> dict[str, Any]:
+    """Settings that determine a run, as JSON returns them."""
+    stop = settings.stop_at
+    training = asdict(settings) | {"stop_at": stop if stop is None else list(stop)}
+    return {"model": model.settings.as_dict(), "training": training, "task": describe(task), "seed": seed}
 
 
 def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:

@@ -48,6 +48,8 @@ class Settings:
     seeds: int
     probe_tokens: int
     every_checkpoint: bool
+    first_seed: int = 0
+    value_maps: tuple[ValueMap, ...] = get_args(ValueMap)
 
 
 REDUCED = Settings(
@@ -58,6 +60,19 @@ REDUCED = Settings(
     seeds=2,
     probe_tokens=2048,
     every_checkpoint=False,
+)
+EXTENDED = Settings(
+    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
+    training=TrainSettings(
+        steps=2000, learning_rate=3e-3, weight_decay=0.0, warm_up=100, record_every=250, save_every=1000
+    ),
+    batch_size=16,
+    megabytes=8,
+    seeds=5,
+    probe_tokens=4096,
+    every_checkpoint=False,
+    first_seed=3,
+    value_maps=("free", "tied, equal parameters"),
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -76,8 +91,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train and probe all models; return their rows and the decisions. Finished runs are read."""
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = []
-    for cell in cells():
-        for seed in range(settings.seeds):
+    for cell in cells(settings.value_maps):
+        for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
             name = "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
             rows.append(trained_and_probed(cell, seed, settings, text, folder / name))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,9 +105,9 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     }
 
 
-def cells() -> Iterator[Cell]:
+def cells(value_maps: tuple[ValueMap, ...] = get_args(ValueMap)) -> Iterator[Cell]:
     """All combinations of objective, placement and value map."""
-    return (Cell(*parts) for parts in product(get_args(Objective), get_args(Placement)[:2], get_args(ValueMap)))
+    return (Cell(*parts) for parts in product(get_args(Objective), get_args(Placement)[:2], value_maps))
 
 
 def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
@@ -109,7 +124,8 @@ def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
 def training_flops(settings: Settings) -> float:
     """Floating-point operations of all training runs."""
     tokens = settings.training.steps * settings.batch_size * settings.model.context
-    return settings.seeds * sum(cost(model_of(cell, settings.model)).training_flops(tokens) for cell in cells())
+    models = [model_of(cell, settings.model) for cell in cells(settings.value_maps)]
+    return settings.seeds * sum(cost(model).training_flops(tokens) for model in models)
 
 
 def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
@@ -168,7 +184,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
         probed = by_name[objective, placement, "free", seed]["probe"]
         return probed[max(probed, key=int)]["ascent"]["value"]
 
-    for objective, placement, value_map in cells():
+    for objective, placement, value_map in dict.fromkeys(name[:3] for name in by_name):
         if value_map != "free":
             differences = [
                 by_name[objective, placement, value_map, s]["held-out loss"]

@@ -16,6 +16,7 @@ from gradlogz.probing.inside.loading import load
 
 from ..exporting import export, load_checkpoint
 from ..intervals import Interval, student
+from ..needed import experiment as needed
 from ..run_folders import environment
 from ..tasks import TextTask
 from ..text import TokenisedText, corpus
@@ -37,6 +38,7 @@ class Settings:
     seeds: int
     checkpoints: tuple[int, ...] | None
     tokens: int
+    first_seed: int = 0
 
 
 REDUCED = Settings(
@@ -47,6 +49,16 @@ REDUCED = Settings(
     seeds=3,
     checkpoints=(0, 64, 300),
     tokens=2048,
+)
+EXTENDED = Settings(  # the free models of needed
+    model=needed.EXTENDED.model,
+    training=needed.EXTENDED.training,
+    batch_size=needed.EXTENDED.batch_size,
+    megabytes=needed.EXTENDED.megabytes,
+    seeds=needed.EXTENDED.seeds,
+    checkpoints=(0, 64, 256, 1024, 2000),
+    tokens=4096,
+    first_seed=needed.EXTENDED.first_seed,
 )
 FULL = Settings(
     model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
@@ -65,7 +77,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train and measure all models; return their rows and the decisions. Finished runs are read."""
     text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
     rows = []
-    for seed in range(settings.seeds):
+    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
         task = TextTask(text.train, text.held_out, settings.model.context, settings.batch_size)
         model = Transformer(settings.model, seed=seed)
         run_folder = train(model, task, settings.training, seed=seed, folder=folder / f"seed-{seed}")

@@ -1,15 +1,17 @@
 """Runs of the specific-heat experiment, and its decisions (plan.md).
 
-Read next: ../tasks.py (modular addition), ../training.py (the loop), ../intervals.py.
+Read next: ensembles.py (runs trained together), ../tasks.py (modular addition), ../training.py (the loop).
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
@@ -18,6 +20,7 @@ from ..run_folders import environment
 from ..tasks import ModularAddition
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Transformer
+from .ensembles import Ensemble, Member, stacked, train_together
 
 ONSET, MEMORISED = 0.9, 0.99
 TIME, PROMINENCE = 1.0, 0.25  # smallest effects of interest, log2
@@ -49,10 +52,16 @@ class Settings:
     first_seed: int = 200
     record_every: int = 20
     width: int = 32
+    together: bool = False
+
+    @property
+    def every_seed(self) -> range:
+        """Seeds of the runs of a kind."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
 
-FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000)
-EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300)
+FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=400, together=True)
+EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300, together=True)
 REDUCED = Settings(primes=(59,), seeds=5, steps=800)
 
 
@@ -75,10 +84,11 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Train all runs; return landmarks and decisions. Finished runs are read."""
     rows = []
     for p in settings.primes:
-        for kind in KINDS:
-            for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
-                curves = trained(p, kind, seed, settings, folder / f"{kind.replace(' ', '_')}-{p}-{seed}")
-                rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(curves)._asdict()})
+        if settings.together:
+            train_prime(p, settings, folder)
+        for kind, seed in product(KINDS, settings.every_seed):
+            curves = trained(p, kind, seed, settings, place(folder, p, kind, seed))
+            rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(curves)._asdict()})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "answer": decisions(rows),
@@ -90,6 +100,12 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 def trained(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> list[dict[str, float]]:
     """Curves of one run."""
+    each = member(p, kind, seed, settings, folder)
+    return train(each.model, each.task, each.training, seed=seed, folder=folder, observe=heat_of(each.task)).curves
+
+
+def member(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> Member:
+    """A model, its task and its training."""
     model = ModelSettings(
         vocabulary=p + 1, context=3, width=settings.width, heads=4, layers=1, hidden=4 * settings.width,
         contraction="none", objective="masked", separate=True,
@@ -99,8 +115,12 @@ def trained(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> l
         clip=None, record_every=settings.record_every, save_every=500,
     )  # fmt: skip
     task = ModularAddition(p, KINDS[kind].share, split_seed=seed)
-    network = Transformer(model, seed=seed)
-    return train(network, task, training, seed=seed, folder=folder, observe=heat_of(task)).curves
+    return Member(Transformer(model, seed=seed), task, training, seed, folder)
+
+
+def place(folder: Path, p: int, kind: str, seed: int) -> Path:
+    """Folder of a run."""
+    return folder / f"{kind.replace(' ', '_')}-{p}-{seed}"
 
 
 def heat_of(task: ModularAddition) -> Callable[[Transformer], dict[str, float]]:
@@ -114,6 +134,35 @@ def heat_of(task: ModularAddition) -> Callable[[Transformer], dict[str, float]]:
         heads = layer.attend(x, x, x)[1]
         rows: Any = {"heat": heads.logit_variance, "entropy": heads.entropy}
         return {name: float(t[..., -1].mean()) for name, t in rows.items()}
+
+    return observe
+
+
+def train_prime(p: int, settings: Settings, folder: Path) -> None:
+    """Train all runs with one prime, those with equally many training pairs together."""
+    for share in sorted({kind.share for kind in KINDS.values()}):
+        kinds = [name for name, kind in KINDS.items() if kind.share == share]
+        members = [
+            member(p, kind, seed, settings, place(folder, p, kind, seed))
+            for kind, seed in product(kinds, settings.every_seed)
+        ]
+        train_together(members, observe_all(members))
+
+
+def observe_all(members: list[Member]) -> Callable[[Ensemble], dict[str, Tensor]]:
+    """The evaluation of `ModularAddition` and the statistics of `heat_of`, for all models of an ensemble."""
+    train, test = (stacked(part) for part in zip(*((m.task.train, m.task.test) for m in members), strict=True))
+
+    def observe(ensemble: Ensemble) -> dict[str, Tensor]:
+        row = {"test_loss": ensemble.losses(test)}
+        for name, batch in (("train", train), ("test", test)):
+            right = ensemble.logits(batch.tokens).argmax(-1) == batch.targets[:, :, -1]
+            row[f"{name}_accuracy"] = right.float().mean(1)
+        logits = ensemble.attention_logits(ensemble.embed(torch.cat((train.tokens, test.tokens), 1)))
+        weights = logits.softmax(-1)
+        means = (weights * logits).sum(-1, keepdim=True)
+        heat, entropy = (weights * (logits - means) ** 2).sum(-1), -(weights * logits.log_softmax(-1)).sum(-1)
+        return row | {"heat": heat.flatten(1).mean(1), "entropy": entropy.flatten(1).mean(1)}
 
     return observe
 

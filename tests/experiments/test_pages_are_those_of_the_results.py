@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.ascent import page as ascent
+from experiments.contraction import page as contraction
 from experiments.filtering import page as filtering
 from experiments.linearity import page as linearity
 from experiments.metric import page as metric
@@ -71,15 +73,19 @@ def test_the_page_of_specific_heat_is_that_of_its_results():
         for quantity in quantities:
             interval = results["answer"][name][quantity]
             assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
+    (line,) = re.findall(r"^\| H3 .*$", page, re.MULTILINE)
+    third = results["answer"]["H3 peak predicts onset"]
+    assert third["verdict"] in line
+    assert f"rank correlation {third['rank correlation']:.2f}, p = {third['p-value']:.3f}" in line
 
 
 def test_the_curves_of_the_figure_have_the_peaks_of_the_results():
     results = json.loads((ROOT / "experiments" / "specific_heat" / "results.json").read_text())
     curves = json.loads((ROOT / "experiments" / "specific_heat" / "curves.json").read_text())
     assert len(curves) == len(results["runs"])
-    by_name = {(run["kind"], run["seed"]): run for run in curves}
+    by_name = {(run["kind"], run["p"], run["seed"]): run for run in curves}
     for run in results["runs"]:
-        drawn = by_name[run["kind"], run["seed"]]
+        drawn = by_name[run["kind"], run["p"], run["seed"]]
         onset = next((s for s, a in zip(drawn["step"], drawn["test_accuracy"], strict=True) if a >= 0.9), None)
         assert onset == run["onset"]
 
@@ -103,6 +109,10 @@ def results_of(name):
         ("rest", "decided", rest.decided),
         ("linearity", "linearity", linearity.table),
         ("needed", "needed", needed.table),
+        ("ascent", "measured", ascent.measured),
+        ("ascent", "decided", ascent.decided),
+        ("contraction", "measured", contraction.measured),
+        ("contraction", "decided", contraction.decided),
         ("filtering", "errors", filtering.errors),
         ("filtering", "decided", filtering.decided),
         ("filtering", "read-outs", filtering.read_outs),
@@ -120,3 +130,13 @@ def test_the_decisions_of_linearity_are_those_of_the_results():
             interval = decided["value"]
             assert decided["verdict"] in line
             assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
+
+
+def test_the_hypotheses_of_needed_are_those_of_the_results():
+    page = (ROOT / "docs" / "experiments" / "needed.md").read_text()
+    for name, decided in results_of("needed")["answer"].items():
+        if name.startswith("H"):
+            (line,) = re.findall(rf"^\| {name[:2]} .*$", page, re.MULTILINE)
+            assert decided["verdict"] in line
+            for interval in (value for value in decided.values() if isinstance(value, dict)):
+                assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
