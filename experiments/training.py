@@ -73,6 +73,13 @@ def logarithmic_steps(last: int) -> set[int]:
     return {0, last, *(2**n for n in range(last.bit_length()) if 2**n <= last)}
 
 
+def check_settings(run: RunFolder, config: dict[str, Any]) -> None:
+    """Raise if the folder holds a run of other settings."""
+    if run.config is not None and run.config != config:
+        problem = f"{run.path} holds a run of other settings"
+        raise InputValueError("train", "folder", problem, "Choose another folder, or delete this one.")
+
+
 def train(
     model: Model,
     task: Task,
@@ -92,9 +99,7 @@ def train(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run = RunFolder(folder)
     config = configuration(model, task, settings, seed)
-    if run.config is not None and run.config != config:
-        problem = f"{folder} holds a run of other settings"
-        raise InputValueError("train", "folder", problem, "Choose another folder, or delete this one.")
+    check_settings(run, config)
     if run.complete is not None:
         return run
     run.begin(config, place)

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from ..run_folders import RunFolder
 from ..tasks import Batch, ModularAddition
-from ..training import TrainSettings, configuration, logarithmic_steps
+from ..training import TrainSettings, check_settings, configuration, logarithmic_steps
 from ..transformer import Transformer
 
 LAYER = "blocks.0.attention.layer"
@@ -93,10 +93,13 @@ def train_together(members: Sequence[Member], observe: Callable[[Ensemble], dict
     observe: quantities [s] of every model, for each row of the curves.
     """
     runs, training = [RunFolder(member.folder) for member in members], members[0].training
+    configs = [configuration(member.model, member.task, member.training, member.seed) for member in members]
+    for run, config in zip(runs, configs, strict=True):
+        check_settings(run, config)
     if all(run.complete is not None for run in runs):
         return
-    for run, member in zip(runs, members, strict=True):
-        run.begin(configuration(member.model, member.task, member.training, member.seed), torch.device("cpu"))
+    for run, config in zip(runs, configs, strict=True):
+        run.begin(config, torch.device("cpu"))
         run.cut_curves(0)
     ensemble = Ensemble([member.model for member in members])
     batch = stacked([member.task.train for member in members])

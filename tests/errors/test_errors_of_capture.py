@@ -69,7 +69,7 @@ def bloom():
     return next(a for a in ARCHITECTURES if a.name == "bloom").build()
 
 
-def planted(nan=False, fits=True):
+def planted(nan=False, fits=True, quantised=False):
     model = gpt2(0, lambda g, gain: random_heads(g), layers=1)
     layout = discover(model, {"input_ids": torch.tensor([[3, 4, 5]])})
     if nan:
@@ -77,6 +77,8 @@ def planted(nan=False, fits=True):
             model.transformer.h[0].attn.c_attn.weight[:, 8] = torch.nan
     if not fits:
         model.forward = _full
+    if quantised:
+        model.is_quantized, model.forward = True, _not_computed
     inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
     return statistics_of(model, layout, Batch(inputs, torch.tensor([1]), 0, ["one"], torch.tensor([0])), [])
 
@@ -89,6 +91,10 @@ def wide(width):
 
 def _full(**given):
     raise torch.OutOfMemoryError("no")
+
+
+def _not_computed(**given):
+    raise NotImplementedError("no such operator")
 
 
 x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -148,6 +154,12 @@ ERRORS = [
         "probe: length",
         "memory",
         lambda: planted(fits=False),
+    ),
+    (
+        InputRuntimeError,
+        "probe: model",
+        "quantised",
+        lambda: planted(quantised=True),
     ),
     (
         ValueError,

@@ -334,6 +334,13 @@ ERRORS = [
     (ValueError, "linear_cross_entropy: softcap", "positive", lambda: head(a, b, y, softcap=0.0)),
     (ValueError, "linear_cross_entropy: z_loss", "positive", lambda: head(a, b, y, z_loss=-1.0)),
     (ValueError, "linear_cross_entropy: label_smoothing", "most 1", lambda: head(a, b, y, label_smoothing=1.5)),
+    (ValueError, "linear_cross_entropy: precision", "float16", lambda: head(a, b, y, precision=torch.float16)),
+    (
+        ValueError,
+        "linear_cross_entropy: precision",
+        "float64",
+        lambda: head(a.double(), b.double(), y, precision=torch.bfloat16),
+    ),
     (RuntimeError, "linear_cross_entropy: group", "divided", lambda: head(a, b, y, first_word=0)),
     # nothing to compare
     (

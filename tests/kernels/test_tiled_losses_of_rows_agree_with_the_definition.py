@@ -35,6 +35,7 @@ def by_tiles(problem, q, k, b, wanted=(True, True, True)):
         ((1, 70, 16), False, 1, 256),
         ((50, 37, 33), True, ALL, 1),
         ((70, 70, 24), False, 1, 1),
+        ((96, 96, 24), False, 64 * 128, 256),  # the last block has a tile behind the last row
     ],
 )
 def test_values_and_gradients(shape, biased, slopes, stored_from, monkeypatch):
@@ -87,9 +88,9 @@ def test_only_what_is_wanted_is_computed():
 @pytest.mark.parametrize("kind", [ONE, MEAN, MASS, SIGMOIDS, CLIP])
 def test_right_kernels_pass_their_check_and_wrong_ones_do_not(kind, monkeypatch):
     monkeypatch.setattr(tiled_rows, "HALF", torch.float32)  # the interpreter multiplies the bits of bfloat16
-    tiled_rows.is_right.cache_clear()
+    tiled_rows._checked.cache_clear()
     assert tiled_rows.is_right(kind, False, torch.device("cpu"))
-    tiled_rows.is_right.cache_clear()
+    tiled_rows._checked.cache_clear()
     right = tiled_rows.sum_and_gradients
 
     def wrong(*arguments):
@@ -99,4 +100,4 @@ def test_right_kernels_pass_their_check_and_wrong_ones_do_not(kind, monkeypatch)
     monkeypatch.setattr(tiled_rows, "sum_and_gradients", wrong)
     with pytest.warns(RuntimeWarning, match="wrong"):
         assert not tiled_rows.is_right(kind, False, torch.device("cpu"))
-    tiled_rows.is_right.cache_clear()
+    tiled_rows._checked.cache_clear()

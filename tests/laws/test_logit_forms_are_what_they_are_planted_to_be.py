@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from gradlogz.probing import capture
 from gradlogz.probing.batch_pass import BatchPass
@@ -154,6 +155,22 @@ def test_the_null_keeps_the_axes_of_both_sides_and_does_not_depend_on_the_basis(
             a[..., :4] * f * S[:, None, :4] @ swapped, b.mT[..., :4] * f * S[:, None, :4]))) for f in flips
     ])  # fmt: skip
     assert float((drawn - values).abs().amax(1).amin(0).max()) < 1e-8  # one choice of the signs of each head
+
+
+@pytest.mark.parametrize("rank", [32, 16])
+def test_matrices_of_lower_rank_have_values(rank):
+    """One head of the width of the stream, of which the norm removes a direction; and a head of half of its rank."""
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        config = transformers.GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=1)
+        model = transformers.GPT2LMHeadModel(config).eval()
+        with torch.no_grad():
+            for block in model.transformer.h:
+                left, right = (torch.randn(n, m, generator=g) for n, m in ((32, rank), (rank, 32)))
+                block.attn.c_attn.weight[:, :64] = (0.1 * left @ right).repeat(1, 2)  # W_q = W_k
+        found = judged(qk_geometry, model, token_batches(100, length=32, rows=4, padded=False))
+        assert found.verdict != "failed"
+        assert found.value == pytest.approx(1.0, abs=1e-6)
 
 
 def test_the_null_of_a_cosine_is_that_of_rotations():

@@ -262,6 +262,24 @@ def run(given, **options):
     return found[:-1]
 
 
+@pytest.mark.parametrize("method", ["imm", "gpb2"])
+def test_components_that_nothing_observes_leave_gradients_right(method):
+    """The third component is neither observed nor coupled: later observations have no information about it."""
+    F = torch.eye(3, dtype=F64).repeat(2, 1, 1)
+    F[:, 0, 1] = 1.0
+    H = torch.tensor([[1.0, 0.0, 0.0]], dtype=F64).repeat(2, 1, 1)
+    R = torch.tensor([[[1e-3]], [[10.0]]], dtype=F64)
+    y = 5 * torch.randn(12, 1, dtype=F64, generator=torch.Generator().manual_seed(0))
+    prior = Prior(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
+
+    def position(q):
+        Q = q[:, None, None] * torch.eye(3, dtype=F64)
+        model = SwitchingModel(torch.full((2, 2), 0.5, dtype=F64), F, Q, H, R)
+        return smooth(model, y, prior, method=method).mean[..., 0].sum()
+
+    gradcheck(position, torch.tensor([1e-2, 1.0], dtype=F64, requires_grad=True), rtol=1e-4)
+
+
 @pytest.mark.parametrize("options", [{"method": m} for m in (*METHODS, "enumerate")] + [{"lag": 1}], ids=str)
 def test_every_output_has_its_derivative_in_every_argument(options):
     given = arguments()

@@ -178,7 +178,9 @@ def test_texts_are_data():
         texts = (declared.title, declared.claim, declared.formula, *declared.method)
         texts += () if declared.kind == DESCRIPTIVE else (declared.refutes,)
         if declared.kind != DESCRIPTIVE:
-            assert bool(declared.supports) != (prediction.name in ("gaussian_measure", "link", "mixture")), prediction.name
+            assert bool(declared.supports) != (prediction.name in ("gaussian_measure", "link", "mixture")), (
+                prediction.name
+            )
         texts += (declared.decision_rule, declared.statistic, declared.number, *declared.remarks.values())
         assert len(declared.title) <= 26, prediction.name
         assert all(texts), prediction.name

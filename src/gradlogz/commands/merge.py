@@ -103,9 +103,11 @@ def command(
 @contextmanager
 def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
     """Context of computations on statistics from files, which may have any shape and content: errors are sentences."""
+    import torch
+
     try:
         yield
-    except (InputError, OSError):
+    except (InputError, OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         problem = f"the statistics of {' and '.join(runs)} cannot be joined ({type(error).__name__}: {error})"

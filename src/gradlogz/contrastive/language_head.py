@@ -25,7 +25,6 @@ from .validation import (
     check_choice,
     check_device,
     check_integers,
-    check_precision,
     check_vectors,
     promoted,
     readable,
@@ -77,7 +76,8 @@ def linear_cross_entropy(
         softcap: bound of the logits, as in Gemma 2.
         label_smoothing: e, the share of the target that is spread over all words, as in torch's cross_entropy.
         z_loss: z, the weight of the square of the log normaliser, which keeps it near 0.
-        precision: torch.bfloat16 or torch.float16 for the operands of the three products, whose sums are float32.
+        precision: torch.bfloat16 for the operands of the three products, whose sums are float32. In float16 most slopes
+            of a mean over many tokens would be 0.
         reduction: "mean" over tokens that are not ignored (0 if all are), "sum" or "none".
         group: process group over which the vocabulary is divided. Every process passes all tokens and its own rows of
             `weight` and `bias`, in the order of ranks; all receive the same loss and the whole gradient of `hidden`.
@@ -95,7 +95,9 @@ def linear_cross_entropy(
     call = "linear_cross_entropy"
     flat = _checked(call, hidden, weight, labels, bias)
     check_choice(call, "reduction", reduction, REDUCTIONS)
-    check_precision(call, precision)
+    if precision not in (None, torch.bfloat16):
+        problem = f"precision must be torch.bfloat16, got {precision}"
+        raise InputValueError(call, "precision", problem, "Drop it to use the dtype of the hidden states.")
     for name, value in (("softcap", softcap), ("z_loss", z_loss), ("label_smoothing", label_smoothing)):
         if value is not None and not (value > 0 if name == "softcap" else value >= 0):
             raise InputValueError(call, name, f"{name} must be positive, got {value}", "Drop it to leave it out.")
@@ -113,6 +115,9 @@ def linear_cross_entropy(
         raise InputValueError(call, "labels", f"labels must be words of the {words} in weight, got {fact}", remedy)
     h, w, *rest = promoted(flat, weight, *(() if bias is None else (bias,)))
     b = rest[0] if rest else None
+    if precision is not None and h.dtype is torch.float64:
+        problem = "precision is for operands of at most 32 bits, got torch.float64"
+        raise InputValueError(call, "precision", problem, "Drop it, or convert hidden and weight to float32.")
     counted = (~ignored).to(h.dtype)
     coefficients = counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
     if is_special(h, w, b) and group is None:

@@ -24,6 +24,7 @@ from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
 from ..kernels.losses.logit_losses import DENSE, each_row, is_compiled, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp, pairs
+from ..kernels.losses.row_loss import ONE
 from ..kernels.losses.softmax_losses import OnePositive, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
 from ..measures.empirical import Empirical
@@ -360,7 +361,7 @@ class Likelihood:
 
     def _at_once(self, pairs: int) -> bool:
         """True if the sum of the losses is computed from the logits of whole rows."""
-        return pairs <= DENSE or is_compiled(self.anchor, self.candidates, self._bias(), self.precision)
+        return pairs <= DENSE or is_compiled(self.anchor, self.candidates, self._bias(), self.precision, ONE)
 
     def _rows(self, *, decoupled: bool, margin: float) -> OnePositive:
         """The loss as a function of rows of logits, for positives among the candidates."""

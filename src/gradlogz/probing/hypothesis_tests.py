@@ -229,9 +229,10 @@ def judge_against_null(
 
 
 def practically_null(key: str, findings: Sequence[Finding], quantity: str, least: float) -> Detail:
-    """Count of the rows whose 95 % confidence interval lies within ±least of their null value."""
+    """Count of inconclusive rows whose 95 % confidence interval lies within ±least of their null value."""
     rows = [f for f in findings if f.quantity == quantity and not math.isnan(f.value)]
-    equal = sum(f.null - least < f.low and f.high < f.null + least for f in rows)
+    inconclusive = [f for f in rows if f.verdict not in ("supported", "refuted")]
+    equal = sum(f.null - least < f.low and f.high < f.null + least for f in inconclusive)
     return Detail(key, count=equal, total=len(rows))
 
 

@@ -11,6 +11,7 @@ from ..._autocast import without_autocast
 from ..._typing import Float, Int, Tensor
 from ...kernels.losses.logit_losses import DENSE, is_compiled, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
+from ...kernels.losses.row_loss import CLIP, ONE
 from ...kernels.losses.softmax_losses import BothDirections, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
 from ..distributed import check_started, gather_candidates, gather_rows, gathered, mean_over_processes
@@ -72,7 +73,7 @@ def clip_loss(
         return (there + back) / 2
     one = Likelihood(a, b, names=("a", "b"), **options)
     m = a.shape[0]
-    compiled = is_compiled(a, b, None, precision)
+    compiled = is_compiled(a, b, None, precision, CLIP)
     at_once = (compiled and a.is_cuda) or m * m <= (COMPILED_MATRIX if compiled else ONE_MATRIX)
     if reduction != "none" and log_weights is None and at_once:
         negatives = VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False)
@@ -153,7 +154,7 @@ def nt_xent(
         part = "sum" if reduction == "mean" else reduction
         loss = family.loss(part, decoupled=decoupled, margin=margin)
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
-    summed = reduction != "none" and not decoupled and is_compiled(z, z, None, precision)
+    summed = reduction != "none" and not decoupled and is_compiled(z, z, None, precision, ONE)
     if view_ids is None and z.shape[0] ** 2 > DENSE and not summed:
         check_choice(call, "reduction", reduction, REDUCTIONS)
         check_temperature(call, temperature, z)

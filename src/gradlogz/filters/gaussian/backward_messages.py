@@ -214,11 +214,12 @@ def _made_proper(later: BackwardMessage, filtered: FilteredModes) -> BackwardMes
     the trace. With less information, a score that belongs to a narrow Gaussian would be transferred to a wide one
     nearly undiminished, and the smoothed mean would leave the observations. t is continuous in all parameters, and so
     is what EM iterates. Components of variance 0 are left out: nothing depends on their information, and functions are
-    linearised in the others only.
+    linearised in the others only. So are components without information.
     """
     M, spread = later.average, later.average - later.information
     size = M.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(M.dtype).tiny).rsqrt()
-    size = torch.where(filtered.covariance.diagonal(dim1=-2, dim2=-1) > 0, size, 0.0)
+    counted = (filtered.covariance.diagonal(dim1=-2, dim2=-1) > 0) & (M.diagonal(dim1=-2, dim2=-1) > 0)
+    size = torch.where(counted, size, 0.0)
     scale = size.unsqueeze(-1) * size.unsqueeze(-2)
     # In units in which the diagonal of M is 1. M is singular where later observations carry no information.
     rounding = ROUNDING * torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)

@@ -54,21 +54,25 @@ def sum_of_rows(
     """Sum over rows of coefficient times the loss of factor <q, k> + bias, with first and second derivatives."""
     if is_special(query, key, bias):
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
-    if is_compiled(query, key, bias, precision):
+    if _may_be_compiled(query, key, bias, precision):
         problem = loss.problem()
-        if problem is not None and (not query.is_cuda or _tiles_serve(problem, query)):
+        if problem is not None and _is_served(problem.kind, query):
             return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
     return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
 
 
-def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
-    """True if the sum of a loss of these operands may be computed by compiled_rows.py or tiled_rows.py."""
+def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None, kind: int) -> bool:
+    """True if compiled_rows.py or tiled_rows.py can compute the sum of a loss of this kind of these operands."""
+    return _may_be_compiled(query, key, bias, precision) and _is_served(kind, query)
+
+
+def _may_be_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
     if not query.dtype is key.dtype is torch.float32 or query.is_meta:
         return False
     if bias is not None and not (bias.ndim == 1 and bias.dtype is torch.float32):
         return False
     if query.is_cuda:
-        return precision is torch.bfloat16 and _tiles_run_on(query.device) and not is_special(query, key, bias)
+        return precision is torch.bfloat16 and not is_special(query, key, bias) and _tiles_run_on(query.device)
     return (
         precision is None
         and query.device.type == "cpu"
@@ -83,9 +87,10 @@ def _tiles_run_on(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 8 and kernel_module(TILED, "triton") is not None
 
 
-def _tiles_serve(problem: Problem, query: Tensor) -> bool:
-    kernel: Any = kernel_module(TILED, "triton")
-    return kernel.serves(problem.kind, query.shape[1], query.device)
+def _is_served(kind: int, query: Tensor) -> bool:
+    """True on a CPU, and for kinds of losses whose kernels are right on this GPU."""
+    kernel: Any = kernel_module(TILED, "triton") if query.is_cuda else None
+    return kernel is None or kernel.serves(kind, query.shape[1], query.device)
 
 
 def each_row(

@@ -127,7 +127,7 @@ def sum_and_gradients(
     lines = min(-(-m // BM), max(1, SLOPES // width // BM)) * BM  # rows of a block
     along, down = -(-n // BN), lines // BM
     present = tuple(None if t is None else t.data_ptr() % 16 for t in (bias, index, *labels, mask))
-    edge = bool(n % BN or (both and m % BM))
+    edge = bool(n % BN or (both and m % lines))
     remembered = (device, q.dtype, m, n, q.shape[1], lines, present, any(wanted))
     kernels = _kernels(kind, chosen, problem.without_own_number, edge, stored, problem.decoupled, tiling, remembered)
 
@@ -188,17 +188,19 @@ def sum_and_gradients(
     return total * coefficient, [_cut(dq, d), _cut(dk, d), dbias]
 
 
-@cache
 def is_right(kind: int, stored: bool, device: torch.device) -> bool:
-    """Compare the kernels of a loss with torch on a small problem, at its first use on a GPU.
+    """Compare the kernels of a loss with torch on two small problems, at its first use on a GPU.
 
     Compilers have made wrong code of such kernels (../attention/canary.py). Kernels that are wrong, or that this GPU or
-    Triton cannot compile or launch, are not used, with one warning.
+    Triton cannot compile or launch, are not used, with one warning. During the capture of a graph they are used.
     """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return True
-    try:
-        problem = "" if _agrees(kind, stored, device) else "give wrong results"
+    return (device.type == "cuda" and torch.cuda.is_current_stream_capturing()) or _checked(kind, stored, device)
+
+
+@cache
+def _checked(kind: int, stored: bool, device: torch.device) -> bool:
+    try:  # whole tiles, and ragged ones
+        problem = "" if all(_agrees(kind, stored, device, m) for m in (256, 300)) else "give wrong results"
     except Exception as error:  # of Triton's compiler, its launcher or the driver, which have no common class
         problem = f"fail ({type(error).__name__})"
     if problem:
@@ -207,11 +209,11 @@ def is_right(kind: int, stored: bool, device: torch.device) -> bool:
     return not problem
 
 
-def _agrees(kind: int, stored: bool, device: torch.device) -> bool:
+def _agrees(kind: int, stored: bool, device: torch.device, m: int) -> bool:
     """Compare loss and gradients of a small problem with the definition in float64."""
     generator = torch.Generator("cpu").manual_seed(kind)
-    m, d = 300, STORED_FROM if stored else 64
-    q, k = (torch.randn(m, d, generator=generator).bfloat16().to(device).float() for _ in range(2))
+    d = STORED_FROM if stored else 64
+    q, k = (torch.randn(m, d, generator=generator, device="cpu").bfloat16().to(device).float() for _ in range(2))
     classes = torch.arange(m, device=device) % 20
     same, others = VisiblePairs(labels=(classes, classes)), VisiblePairs(labels=(classes, classes), same=False)
     loss: RowLoss = {

@@ -150,7 +150,7 @@ def load(
     if isinstance(place, torch.device):
         model = model.to(place)
     if getattr(model, "is_quantized", False):
-        model = _dequantised(model)
+        model = _dequantised(model, number)
     model.eval()
     devices = devices_of(model)
     if len(devices) > 1 or META in devices:
@@ -473,7 +473,7 @@ def _read(kind: Any, checkpoint: Checkpoint, options: dict[str, Any]) -> tuple[n
     return model, report
 
 
-def _dequantised(model: Any) -> Any:
+def _dequantised(model: Any, dtype: torch.dtype) -> Any:
     """Return a model with dequantised matrices, as far as they can be: quantised products have no derivatives."""
     try:
         return model.dequantize()
@@ -481,7 +481,7 @@ def _dequantised(model: Any) -> Any:
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         quantised = [module for module in linear if type(module.weight) not in (nn.Parameter, torch.Tensor)]
         for module in quantised:
-            module.weight = nn.Parameter(module.weight.dequantize().detach().clone(), requires_grad=False)
+            module.weight = nn.Parameter(module.weight.dequantize().detach().to(dtype).clone(), requires_grad=False)
         model.is_quantized = not quantised
         return model
 

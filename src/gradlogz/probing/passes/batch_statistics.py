@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._errors import InputRuntimeError, InputValueError
+from ..._errors import InputError, InputRuntimeError, InputValueError
 from ..._typing import Tensor
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
@@ -103,7 +103,7 @@ def _fitting(
     except torch.OutOfMemoryError:
         return max(handled, merged)
     except (NotImplementedError, RuntimeError) as error:
-        if not getattr(model, "is_quantized", False):
+        if isinstance(error, InputError) or not getattr(model, "is_quantized", False):
             raise
         problem = f"quantised layers do not compute what a prediction needs ({str(error).partition(chr(10))[0][:80]})"
         remedy = "Pass the model before quantisation; gradlogz probe dequantises checkpoints that it loads."

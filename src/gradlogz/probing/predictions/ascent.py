@@ -226,7 +226,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every layer by the excess of its gain."""
     judged = judge(findings, EXCESS, lambda f: beyond_the_null(f, LEAST))
     details = [median_detail(key, findings, key) for key in (GAIN, ORDINARY, RADIAL)]
-    equivalent = practically_null("equivalent", findings, EXCESS, LEAST)
+    equivalent = practically_null("equivalent", judged.findings, EXCESS, LEAST)
     return conclude(judged, EXCESS, details=[*details, equivalent])
 
 

@@ -261,7 +261,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     """Judge every attention sublayer by its expansion."""
     judged = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
-    equivalent = practically_null("equivalent", findings, EXPANSION, LEAST)
+    equivalent = practically_null("equivalent", judged.findings, EXPANSION, LEAST)
     return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
 
 

@@ -308,7 +308,7 @@ def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sum
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every feed-forward sublayer as aligned, opposed or neither."""
     judged = judge(findings, COSINE, lambda f: beyond_the_null(f, LEAST))
-    unrelated = practically_null("unrelated", findings, COSINE, LEAST)
+    unrelated = practically_null("unrelated", judged.findings, COSINE, LEAST)
     keys = [key for key in (GAIN, UNITS, GATE) if any(f.quantity == key for f in findings)]
     details = [median_detail(key, findings, key) for key in keys]
     remarks = (Remark("unrelated"),) if is_majority(unrelated) else ()

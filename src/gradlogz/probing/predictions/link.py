@@ -196,7 +196,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     rows = [f for f in judged.findings if f.quantity == COSINE and f.tokens]
     most_explained = judge(findings, COSINE, lambda f: beyond_the_null(f, HALF))
     compatible = sum(f.verdict == "supported" for f in most_explained.findings)
-    unrelated = practically_null("unrelated", findings, COSINE, LEAST)
+    unrelated = practically_null("unrelated", judged.findings, COSINE, LEAST)
     significant = [f for f, stands in zip(rows, outside(rows), strict=True) if stands]
     above = sum(f.value > f.null for f in significant)
     below = len(significant) - above
@@ -208,9 +208,9 @@ def verdict(findings: list[Finding]) -> Judgement:
         *(median_detail(quantity, findings, quantity) for quantity in (GAUSSIAN, LINEAR, OF_LINEAR, OF_QK)),
     ]
     conditions = {
-        "aligned": 2 * above > len(rows) and 2 * compatible <= len(rows),
+        "aligned": 2 * above > len(rows) and 2 * compatible <= len(rows) and not is_majority(unrelated),
         "unrelated": is_majority(unrelated),
-        "opposed": 2 * below > len(rows),
+        "opposed": 2 * below > len(rows) and not is_majority(unrelated),
     }
     return conclude(
         judged, COSINE, details=details, remarks=[Remark(key) for key, holds in conditions.items() if holds]

@@ -67,6 +67,7 @@ SUPPORTS = 0.9
 LEAST = 0.025  # smallest difference of the positive cosine to that of random matrices
 VARIANCE = 0.9  # share of the leading components
 DRAWS = 20  # of random rotations; the band allows for their number
+RANK = 1e-6  # the root of the rounding of a Gram matrix, with a margin
 DEFECT = 1e-12  # relative shift that keeps Gram matrices of dependent columns positive definite
 
 FORMULAS = f"""\
@@ -150,7 +151,7 @@ DECLARATION = Declaration(
     bounds={
         f"{SUPPORTS:g}": (
             f"At least {SUPPORTS**2:.2f} of the squared norm of B is then in its positive part. Heads of width 256 "
-            "with W_k = 0.75 W_q + noise, planted, lie at this bound."
+            "with W_k = 0.75 W_q + noise, planted, lie near this bound."
         ),
         f"{LEAST:g}": (
             f"Half of {2 * LEAST:g}, the difference that a cosine of W_q and W_k of ±{4 * LEAST:g} makes, the smallest "
@@ -277,7 +278,7 @@ def null(
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head by its positive cosine and its targets; count heads that are unrelated, or above a null."""
     judged = judge(findings, POSITIVE, _bounds, needs=_aligned(findings))
-    unrelated, cosines = practically_null("unrelated", findings, POSITIVE, LEAST), []
+    unrelated, cosines = practically_null("unrelated", judged.findings, POSITIVE, LEAST), []
     for quantity in TARGETS:
         rows = [f for f in findings if f.quantity == quantity]
         if rows:
@@ -357,11 +358,16 @@ def _sides(gram: Tensor) -> _Sides:
     d = gram.shape[-1] // 2
     root_u, root_v = _root(gram[..., :d, :d]), _root(gram[..., d:, d:])
     a, S, b = torch.linalg.svd(root_u @ root_v)  # U = X root_u and V = Y root_v with orthonormal X and Y
-    XY = torch.linalg.pinv(root_u, hermitian=True) @ gram[..., :d, d:] @ torch.linalg.pinv(root_v, hermitian=True)
+    XY = _inverse_root(root_u) @ gram[..., :d, d:] @ _inverse_root(root_v)
     overlap = a.mT @ XY @ b.mT
     # Singular vectors have a sign for each pair: those of the first row of the overlap are made positive.
     sign = torch.where(overlap[..., 0, :] < 0, -1.0, 1.0) * torch.where(overlap[..., :1, 0] < 0, -1.0, 1.0)
     return _Sides(S, sign.unsqueeze(-1) * overlap * sign.unsqueeze(-2))
+
+
+def _inverse_root(root: Tensor) -> Tensor:
+    """Pseudo-inverse of the root of a Gram matrix, whose null directions are the root of rounding."""
+    return torch.linalg.pinv(root, rtol=RANK, hermitian=True)
 
 
 def _unrelated(sides: _Sides, turned: Float[Tensor, "d d"]) -> Float[Tensor, "h k k"]:

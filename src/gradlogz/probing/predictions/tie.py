@@ -265,7 +265,7 @@ def null(
 def verdict(findings: list[Finding]) -> Judgement:
     """Judge every head as aligned, opposed or neither; count unrelated heads and those outside the rotation null."""
     judged = judge(findings, WEIGHTED, lambda f: beyond_the_null(f, LEAST))
-    unrelated = practically_null("unrelated", findings, WEIGHTED, LEAST)
+    unrelated = practically_null("unrelated", judged.findings, WEIGHTED, LEAST)
     plain = [f for f in findings if f.quantity == COSINE]
     significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
     above = sum(f.value > 0 for f in significant)
