@@ -63,6 +63,8 @@ def sum_of_rows(
 
 def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None, kind: int) -> bool:
     """True if compiled_rows.py or tiled_rows.py can compute the sum of a loss of this kind of these operands."""
+    if is_special(query, key, bias):
+        return False
     return _may_be_compiled(query, key, bias, precision) and _is_served(kind, query)
 
 
@@ -72,7 +74,7 @@ def _may_be_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision:
     if bias is not None and not (bias.ndim == 1 and bias.dtype is torch.float32):
         return False
     if query.is_cuda:
-        return precision is torch.bfloat16 and not is_special(query, key, bias) and _tiles_run_on(query.device)
+        return precision is torch.bfloat16 and _tiles_run_on(query.device)
     return (
         precision is None
         and query.device.type == "cpu"
