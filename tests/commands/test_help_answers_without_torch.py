@@ -12,6 +12,7 @@ SHARED = {
     "divided_probe",
     "engine_options",
     "interventions",
+    "model_options",
     "outputs",
     "simulate_model",
 }
