@@ -109,7 +109,8 @@ def test_a_killed_probe_of_checkpoints_continues_to_the_same_bytes(tmp_path):
 def test_an_interrupted_command_ends_with_130_and_continues(place, tmp_path, ending):
     words = ["probe", place / "model", "--text", place / "text.jsonl", "--tokens", "0", "--only", "entropy,expansion"]
     words += ["--draws", "2", "--resume", "work", "--engine", "process", "--device", "cpu"]
-    script = "import sys, torch; from gradlogz import cli; torch.set_num_threads(1); cli.main()"
+    script = "import signal, sys, torch; from gradlogz import cli; torch.set_num_threads(1); "
+    script += "signal.signal(signal.SIGINT, signal.default_int_handler); cli.main()"  # a script may ignore it
     process = subprocess.Popen([sys.executable, "-c", script, *map(str, words), "--out", "run"], cwd=tmp_path)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("work/items/[!.]*"))) < 3:
