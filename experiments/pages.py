@@ -3,7 +3,13 @@
 Read next: metric/page.py.
 """
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+EXPERIMENTS = Path(__file__).parent
+DOCS = EXPERIMENTS.parent / "docs"
 
 
 def read_table(page: Path, name: str) -> str:
@@ -16,3 +22,16 @@ def replace_table(page: Path, name: str, table: str) -> None:
     before, rest = page.read_text().split(f"<!-- table {name} -->\n")
     after = rest.split(f"<!-- end {name} -->")[1]
     page.write_text(f"{before}<!-- table {name} -->\n{table}\n<!-- end {name} -->{after}")
+
+
+def write_page(
+    name: str,
+    tables: Mapping[str, Callable[[Any], str]],
+    figure: Callable[[Any, Path], None],
+    drawn: str = "results.json",
+) -> None:
+    """Write the tables of an experiment's results into its page, and its figure, which shows the file `drawn`."""
+    results = json.loads((EXPERIMENTS / name / "results.json").read_text())
+    for table, make in tables.items():
+        replace_table(DOCS / "experiments" / f"{name}.md", table, make(results))
+    figure(json.loads((EXPERIMENTS / name / drawn).read_text()), DOCS / "pictures" / f"{name}.svg")

@@ -5,16 +5,12 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..intervals import student
-from ..pages import replace_table
+from ..pages import write_page
 from .experiment import PREDICTIONS
-
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 
 
 def measured(results: dict[str, Any]) -> str:
@@ -78,14 +74,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the tables into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    page = DOCS / "experiments" / "ascent.md"
-    replace_table(page, "measured", measured(results))
-    replace_table(page, "decided", decided(results))
-    figure(results, DOCS / "pictures" / "ascent.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("ascent", {"measured": measured, "decided": decided}, figure)

@@ -5,15 +5,11 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..pages import replace_table
+from ..pages import write_page
 from .experiment import KINDS, SIZES
-
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 
 
 def decided(results: dict[str, Any]) -> str:
@@ -74,14 +70,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the tables into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    page = DOCS / "experiments" / "contraction.md"
-    replace_table(page, "decided", decided(results))
-    replace_table(page, "measured", measured(results))
-    figure(results, DOCS / "pictures" / "contraction.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("contraction", {"decided": decided, "measured": measured}, figure)

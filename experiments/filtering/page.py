@@ -5,17 +5,14 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..intervals import student
-from ..pages import replace_table
+from ..pages import write_page
 from .experiment import Arm
 from .systems import SYSTEMS
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 FILTERS = ("linear", "attention", "10 particles", "gpb1", "100 particles", "imm", "gpb2")
 
 
@@ -149,14 +146,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the tables into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    page = DOCS / "experiments" / "filtering.md"
-    for name, make in (("errors", errors), ("decided", decided), ("read-outs", read_outs)):
-        replace_table(page, name, make(results))
-    figure(results, DOCS / "pictures" / "filtering.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("filtering", {"errors": errors, "decided": decided, "read-outs": read_outs}, figure)

@@ -5,15 +5,12 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..intervals import student
-from ..pages import replace_table
+from ..pages import write_page
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 COLUMNS = ("loss", "R2", "affine share", "closed form", "trend")
 
 
@@ -50,12 +47,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the table into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    replace_table(DOCS / "experiments" / "linearity.md", "linearity", table(results))
-    figure(results, DOCS / "pictures" / "linearity.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("linearity", {"linearity": table}, figure)

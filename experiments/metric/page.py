@@ -5,16 +5,13 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..pages import replace_table
+from ..pages import write_page
 from .estimation import FAMILIES, HEADS
 from .experiment import COVARIANCE, FISHER, PRECISION, QUERIES
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 COLUMNS = {"R⁻¹": PRECISION, "(S + R)⁻¹": QUERIES, "R": COVARIANCE, "F": FISHER}
 
 
@@ -68,12 +65,5 @@ def _number(interval: dict[str, float]) -> str:
     return f"{interval['mean']:.3f} ± {interval['high'] - interval['mean']:.3f}"
 
 
-def main() -> None:
-    """Write the table into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    replace_table(DOCS / "experiments" / "metric.md", "metric", table(results))
-    figure(results, DOCS / "pictures" / "metric.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("metric", {"metric": table}, figure)

@@ -5,15 +5,11 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..pages import replace_table
+from ..pages import write_page
 from .experiment import ARMS
-
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -47,12 +43,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the table into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    replace_table(DOCS / "experiments" / "needed.md", "needed", table(results))
-    figure(results, DOCS / "pictures" / "needed.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("needed", {"needed": table}, figure)

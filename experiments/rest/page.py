@@ -5,16 +5,13 @@
 Read next: experiment.py (where the results come from).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..intervals import student
-from ..pages import replace_table
+from ..pages import write_page
 from .layers import ARMS
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 QUANTITIES = (
     "relative error", "rests", "spectral radius", "one attractor", "clusters", "within centres, injection",
     "within centres", "collapsed without injection", "certified", "cosine", "cosine, permuted",
@@ -83,14 +80,5 @@ def figure(results: dict[str, Any], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the tables into the page, and the figure."""
-    results = json.loads((HERE / "results.json").read_text())
-    page = DOCS / "experiments" / "rest.md"
-    replace_table(page, "measured", measured(results))
-    replace_table(page, "decided", decided(results))
-    figure(results, DOCS / "pictures" / "rest.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("rest", {"measured": measured, "decided": decided}, figure)

@@ -9,11 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..pages import replace_table
+from ..pages import write_page
 from .experiment import KINDS
-
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -59,13 +56,5 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
     plt.close(fig)
 
 
-def main() -> None:
-    """Write the table into the page, and the figure."""
-    replace_table(
-        DOCS / "experiments" / "specific_heat.md", "heat", table(json.loads((HERE / "results.json").read_text()))
-    )
-    figure(json.loads((HERE / "curves.json").read_text()), DOCS / "pictures" / "specific_heat.svg")
-
-
 if __name__ == "__main__":
-    main()
+    write_page("specific_heat", {"heat": table}, figure, "curves.json")
