@@ -507,8 +507,9 @@ def main() -> None:
         runs = json.loads(path.read_text())["runs"]
         beside = [compared_with_traffic(run["source"], folder, levels_of(run)) for run in runs]
         data = {"machine": {"python": platform.python_version(), "pandas": pd.__version__}, "runs": beside}
-        path.with_name("aircraft_traffic.json").write_text(json.dumps(data, indent=1) + "\n")
-        print(json.dumps(beside, indent=1))
+        data = json.loads(json.dumps(data), parse_constant=lambda _: None)  # no intervals over few flights
+        path.with_name("aircraft_traffic.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+        print(json.dumps(data["runs"], indent=1))
         return
     runs = []
     for name in SOURCES:
