@@ -29,7 +29,7 @@ class Case:
 def one_positive(s, positive, negatives, margin=0.0):
     """log(1 + sum over negatives of exp(s - s_+ + margin)) of each row."""
     behind = s - s.gather(1, positive.unsqueeze(-1)) + margin
-    return torch.where(negatives, behind.exp(), 0.0).sum(-1).log1p()
+    return torch.cat((torch.zeros_like(s[:, :1]), behind.masked_fill(~negatives, -torch.inf)), 1).logsumexp(1)
 
 
 def several(s, positives, negatives, kind):
