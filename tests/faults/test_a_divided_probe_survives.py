@@ -110,7 +110,9 @@ def test_an_interrupted_command_ends_with_130_and_continues(place, tmp_path, end
     words = ["probe", place / "model", "--text", place / "text.jsonl", "--tokens", "0", "--only", "entropy,expansion"]
     words += ["--draws", "2", "--resume", "work", "--engine", "process", "--device", "cpu"]
     script = "import signal, sys, torch; from gradlogz import cli; torch.set_num_threads(1); "
-    script += "signal.signal(signal.SIGINT, signal.default_int_handler); cli.main()"  # a script may ignore it
+    # Scripts start commands in the background with SIGINT ignored: SIGTERM must end them all the same.
+    handler = "default_int_handler" if ending == signal.SIGINT else "SIG_IGN"
+    script += f"signal.signal(signal.SIGINT, signal.{handler}); cli.main()"
     process = subprocess.Popen([sys.executable, "-c", script, *map(str, words), "--out", "run"], cwd=tmp_path)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("work/items/[!.]*"))) < 3:

@@ -62,7 +62,7 @@ def measured_parts(outcome: "DividedOutcome", settings: Settings, console: "Cons
     if outcome.interrupted:
         fact = f"{outcome.finished} of {outcome.total} parts are finished; the same command continues."
         console.print(f"Interrupted: {fact}", style="yellow")
-        signal.raise_signal(signal.SIGINT)  # the command ends as after Ctrl-C
+        signal.default_int_handler(signal.SIGINT, None)  # raises: the command ends as after Ctrl-C
     problem = f"{len(outcome.failures)} of {outcome.total} parts failed, and the others cannot be judged"
     with keeping([str(settings.distribution.resume)]):
         raise InputRuntimeError("probe", "--resume", problem, "The same command tries them again.")
