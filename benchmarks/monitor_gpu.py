@@ -3,8 +3,11 @@
     GPT-2 small   16 x 1024, autocast to bfloat16, the model compiled as one
     Llama, 1 B     4 x 4096, bfloat16 (the sizes of Llama 3.2 1B, random weights), its layers compiled
 
-python3 benchmarks/monitor_gpu.py [folder]            on a machine with a GPU; writes monitor_gpu.json
-python3 benchmarks/monitor_gpu.py [folder] --tiny     small models, also without a GPU: whether it runs
+python3 benchmarks/monitor_gpu.py [folder] [--limit 150]   on a machine with a GPU; writes monitor_gpu.json
+python3 benchmarks/monitor_gpu.py [folder] --tiny          small models, also without a GPU: whether it runs
+
+Each row is printed and written when it is measured, compiled models first; no row is begun that would not end within
+the limit, by the time of the rows before.
 """
 
 import argparse
@@ -20,12 +23,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import gradlogz
+from gradlogz.attention.in_models.compiled_passes import CompiledPasses
 
 QUIET = gradlogz.attention.Thresholds(None, None, None)
 DEFAULT = 25  # interval of recorded steps by default; its mean is computed from recorded steps and those between
-PERIOD = 5  # interval at which both are measured
+PERIOD = 3  # interval at which both are measured
 ON_GPU = torch.cuda.is_available()
-DEVICE, BACKEND = ("cuda", "inductor") if ON_GPU else ("cpu", "eager")
+DEVICE, BACKEND = ("cuda", "inductor") if ON_GPU else ("cpu", "aot_eager")
+EAGER_PASSES: list[None] = []  # one entry for each eager pass of a compiled model
 
 
 class Subject(NamedTuple):
@@ -37,6 +42,7 @@ class Subject(NamedTuple):
     dtype: torch.dtype  # of the parameters
     layers: str | None  # the modules that are compiled one by one; None: the model as one
     steps: int
+    seconds: float  # of the longest case, before one has been measured
 
 
 def gpt2(tiny: bool) -> Any:
@@ -56,8 +62,8 @@ def llama(tiny: bool) -> Any:
 
 
 SUBJECTS = [
-    Subject("GPT-2 small", gpt2, (16, 1024), torch.float32, None, 20),
-    Subject("Llama, 1 B", llama, (4, 4096), torch.bfloat16, "LlamaDecoderLayer", 4),
+    Subject("GPT-2 small", gpt2, (16, 1024), torch.float32, None, 12, 45.0),
+    Subject("Llama, 1 B", llama, (4, 4096), torch.bfloat16, "LlamaDecoderLayer", 3, 20.0),
 ]
 
 
@@ -77,6 +83,18 @@ def milliseconds(step: Callable[[], None], steps: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+
+def milliseconds_of_host(step: Callable[[], None]) -> float:
+    """Return the milliseconds until a step has been sent to an idle GPU, the median of three."""
+    taken = []
+    for _ in range(3):
+        if ON_GPU:
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        step()
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(taken)
 
 
 def peak() -> int:
@@ -114,27 +132,33 @@ def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> d
     with gradlogz.monitor(call, every=1, thresholds=QUIET):
         milliseconds(step, 2)
     seconds_before = time.perf_counter() - begun
-    plain, plain_bytes = milliseconds(step, subject.steps), peak()
+    plain, plain_bytes, plain_host = milliseconds(step, subject.steps), peak(), milliseconds_of_host(step)
+    EAGER_PASSES.clear()
     with gradlogz.monitor(call, every=1, thresholds=QUIET) as m:
+        step()  # finds the names of the layers
         recorded, recorded_bytes = milliseconds(step, subject.steps), peak()
-    with gradlogz.monitor(call, every=PERIOD, thresholds=QUIET):  # the first recorded step finds the names of layers
+        recorded_host = milliseconds_of_host(step)
+    eager_passes = len(EAGER_PASSES)
+    with gradlogz.monitor(call, every=PERIOD, thresholds=QUIET):
         in_turn = milliseconds(step, 2 * PERIOD + 1)
     again = milliseconds(step, subject.steps)
-    base, every = statistics.median(plain), statistics.median(recorded)
+    base, every = statistics.median(plain + again), statistics.median(recorded)
     between = statistics.median(ms for i, ms in enumerate(in_turn) if i % PERIOD)
     by_default = (statistics.mean(in_turn[PERIOD::PERIOD]) + (DEFAULT - 1) * between) / DEFAULT
+    first, second = statistics.median(plain), statistics.median(again)
     return {
         "model": subject.name + ", on attend" * on_attend + ", compiled" * compiled,
         "batch": list(batch),
         "ms": {
             "plain": round(base, 3),
-            "plain again": round(statistics.median(again), 3),
             "looked at": round(every, 3),
             "by default, mean": round(by_default, 3),
         },
         "looked at / plain": round(every / base, 4),
         "by default / plain": round(by_default / base, 4),
-        "A/A": round(statistics.median(again) / base, 4),
+        "A/A": round(second / first, 4),
+        "ms of the host": {"plain": round(plain_host, 1), "looked at": round(recorded_host, 1)},
+        "eager passes": eager_passes,
         "GiB": round(plain_bytes / 2**30, 2),
         "memory, looked at / plain": round(recorded_bytes / plain_bytes, 4),
         "layers": len(m.row().layers),
@@ -142,22 +166,30 @@ def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> d
     }
 
 
-def main(folder: Path, tiny: bool) -> None:
-    rows = []
-    for subject, compiled, on_attend in itertools.product(SUBJECTS, (False, True), (False, True)):
+def main(folder: Path, tiny: bool, limit: float) -> None:
+    begun, rows, skipped = time.perf_counter(), [], []
+    name = torch.cuda.get_device_name() if ON_GPU else "CPU"
+    run_eager = CompiledPasses._run_eager
+    CompiledPasses._run_eager = lambda *a: EAGER_PASSES.append(None) or run_eager(*a)  # type: ignore[method-assign,func-returns-value]
+    for compiled, subject, on_attend in itertools.product((True, False), SUBJECTS, (True, False)):
+        row_begun = time.perf_counter()
+        if row_begun - begun + (subject.seconds if compiled else subject.seconds / 2) > limit:
+            skipped.append(subject.name + ", on attend" * on_attend + ", compiled" * compiled)
+            print("no time is left for", skipped[-1], flush=True)
+            continue
         rows.append(measured(subject, compiled, on_attend, tiny))
-        print(json.dumps(rows[-1], indent=2), flush=True)
+        print(json.dumps(rows[-1]), f"{time.perf_counter() - row_begun:.0f} s", flush=True)
         if ON_GPU:
             torch.cuda.empty_cache()
-    name = torch.cuda.get_device_name() if ON_GPU else "CPU"
-    table = {"benchmark": "monitor_gpu", "device": name, "torch": torch.__version__, "rows": rows}
-    if not tiny:
-        (folder / "monitor_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
+        table = {"benchmark": "monitor_gpu", "device": name, "torch": torch.__version__, "rows": rows}
+        if not tiny:
+            (folder / "monitor_gpu.json").write_text(json.dumps(table | {"not measured": skipped}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "results")
     options.add_argument("--tiny", action="store_true")
+    options.add_argument("--limit", type=float, default=600.0, help="seconds")
     chosen = options.parse_args()
-    main(chosen.folder, chosen.tiny)
+    main(chosen.folder, chosen.tiny, chosen.limit)
