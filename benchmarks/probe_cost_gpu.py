@@ -225,7 +225,7 @@ class Stages:
         row["small batches"] = self._bundles(model, self.sized(LLAMA_8B))
 
     def large_batches_of_8b(self) -> None:
-        """The same in batches of the size that a GPU reads."""
+        """Measure the parts in batches of the size that a GPU reads."""
         model, row = self._llama_8b()
         shape = self.sized(LLAMA_8B)._replace(rows=self.rows)
         row["predicted seconds of a pass of all predictions"] = _pass_seconds(shape, self.table["coefficients"])
