@@ -2,14 +2,15 @@
 
 python3 benchmarks/probe_cost_gpu.py [folder] [--limit SECONDS]    on a machine with a GPU; writes probe_cost_gpu.json
 python3 benchmarks/probe_cost_gpu.py [folder] --tiny               small shapes, also without a GPU: whether it runs
+python3 benchmarks/probe_cost_gpu.py [folder] --stages judging ... these stages, added to the file of an earlier run
 
     seconds = sum_i c_i f_i     for a token and a layer, fitted to FITTED; HELD_OUT and the large models are predicted
     products     2 (2 D² + 2 D² h_k / h + 3 D I + D V / L)     half-precision operations; V words, L layers
-    moments      2 (3 · 0.56 + 2) D²                           float32 operations of second moments
-    merging      8 (3 · 0.56 + 2) D² / tokens of a batch       bytes of their float64 sums
+    moments      2 (3 · 0.56 + 2) D² + D I / 4                 float32 operations: second moments, sampled hidden units
     pairs        2 · 2 n D                                     of logits and values
     bytes        4 D                                           of a vector of the residual stream
     calls        1 / tokens of a batch                         fixed time of an event
+    once         1 / L                                         time of a token outside of the layers
     replicates   201 h / n                                     sums over a document in 200 bootstrap samples
 
 All predictions, models of Llama's form with random weights in bfloat16, wall time of one GPU. The stages come in the
@@ -36,7 +37,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gradlogz.engine.work_folder import WorkFolder
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
-from gradlogz.probing.measurement import Measurement
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import bundles_of, part_bytes
 from gradlogz.probing.passes.placement import placed
@@ -65,26 +65,32 @@ class Shape(NamedTuple):
 
     def features(self) -> dict[str, float]:
         """Counts for a token and a layer."""
-        D, n, batch = self.D, self.n, self.rows * self.n
+        D, n = self.D, self.n
         matrices = 2 * D * D + 2 * D * D * self.h_k / self.h + 3 * D * self.wide + D * self.words / self.layers
-        moments = (3 * 0.56 + 2) * D * D
         return {
             "products": 2 * matrices,
-            "moments": 2 * moments,
-            "merging": 8 * moments / batch,
+            "moments": 2 * (3 * 0.56 + 2) * D * D + D * self.wide / 4,
             "pairs": 4.0 * n * D,
             "bytes": 4.0 * D,
-            "calls": 1.0 / batch,
+            "calls": 1.0 / (self.rows * n),
+            "once": 1.0 / self.layers,
             "replicates": 201.0 * self.h / n,
         }
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a batch."""
+        return self.rows * self.n
+
 
 FITTED = [
-    Shape(512, 8, 2, 1408, 4, 64, 1024), Shape(512, 8, 8, 2048, 4, 8, 1024), Shape(1024, 16, 4, 2816, 4, 64, 1024),
-    Shape(1024, 16, 16, 4096, 4, 32, 256), Shape(1024, 8, 8, 4096, 4, 4, 2048), Shape(2048, 16, 8, 5632, 2, 64, 1024),
-    Shape(3072, 24, 8, 8192, 2, 8, 1024), Shape(3072, 24, 8, 8192, 2, 32, 1024), Shape(4096, 32, 32, 11008, 2, 8, 1024),
+    Shape(1024, 16, 4, 2816, 4, 64, 1024), Shape(2048, 16, 8, 5632, 2, 64, 1024),
+    Shape(4096, 32, 32, 11008, 2, 64, 1024), Shape(1024, 16, 16, 4096, 2, 256, 256),
+    Shape(1024, 8, 8, 4096, 4, 32, 2048), Shape(3072, 24, 8, 8192, 2, 64, 1024),
+    Shape(2048, 32, 32, 8192, 4, 32, 1024), Shape(1536, 24, 24, 4096, 4, 128, 512),
+    Shape(512, 8, 2, 1408, 4, 64, 1024), Shape(3072, 24, 24, 8192, 2, 16, 1024), Shape(1024, 8, 8, 4096, 4, 8, 1024),
 ]  # fmt: skip
-HELD_OUT = Shape(1536, 12, 4, 4224, 4, 16, 1024)
+HELD_OUT = [Shape(1536, 12, 4, 4224, 4, 64, 1024), Shape(2560, 20, 4, 6912, 2, 64, 1024)]
 LLAMA_1B = Shape(2048, 32, 8, 8192, 16, 64, 1024, 128256)
 LLAMA_8B = Shape(4096, 32, 8, 14336, 32, 8, 1024, 128256)
 
@@ -153,78 +159,91 @@ def passes(model: LlamaForCausalLM, shape: Shape, predictions: list[Prediction],
 class Stages:
     """The table, and the stages that fill it."""
 
-    def __init__(self, file: Path, *, small: bool) -> None:
+    def __init__(self, file: Path, *, small: bool, continues: bool) -> None:
         self.file, self.begun = file, time.perf_counter()
         self.sized: Callable[[Shape], Shape] = tiny if small else lambda shape: shape
         self.tokens, self.rows = (200, 4) if small else (100_000, 64)
-        self.measured: Measurement | None = None
+        self.large: tuple[LlamaForCausalLM, str] | None = None
         device = torch.cuda.get_device_name() if ON_GPU else "CPU"
         self.table: dict[str, Any] = {"benchmark": "probe_cost_gpu", "device": device, "torch": torch.__version__}
-        self.table |= {"1 B": {}, "coefficients": {}, "rows": [], "8 B": [], "judging": {}, "errors": []}
+        self.table |= {"1 B": {}, "coefficients": {}, "rows": [], "8 B": {}, "judging": {}, "seconds": {}, "errors": []}
+        if continues and file.is_file():
+            self.table = json.loads(file.read_text())
 
-    def write(self) -> None:
-        self.table["seconds"] = time.perf_counter() - self.begun
+    def write(self, name: str, row: Any) -> None:
+        """Write the file, and print what is new."""
         self.file.write_text(json.dumps(_rounded(self.table), indent=2) + "\n")
+        print(f"{time.perf_counter() - self.begun:6.1f} s  {name}: {json.dumps(_rounded(row))}", flush=True)
 
     def first_calls(self) -> None:
         """Compile kernels, which the times below shall not contain."""
         shape = self.sized(FITTED[0])
         self.table["seconds of first calls"] = passes(llama(shape), shape, chosen(None), 0).first
+        self.write("first calls", self.table["seconds of first calls"])
 
     def run_of_1b(self) -> None:
-        """A run over a text without draws, which finds its batches as every run does; then large batches."""
-        shape, begun = self.sized(LLAMA_1B), now()
-        model = llama(shape)
-        row = self.table["1 B"] = {**shape._asdict(), "seconds of building": now() - begun}
-        row["GiB of weights"] = before = forget_peak()
-        begun = now()
-        inputs = inputs_of(shape, -(-self.tokens // shape.n))
-        self.measured = measure(model, None, [inputs], tokens=None, draws=0)
+        """A run over a text without draws, which finds its batches as every run does."""
+        model, row = self._llama_1b()
+        before, begun = forget_peak(), now()
+        inputs = inputs_of(self.sized(LLAMA_1B), -(-self.tokens // self.sized(LLAMA_1B).n))
+        measured = measure(model, None, [inputs], tokens=None, draws=0)
         row |= {"tokens": inputs["input_ids"].numel(), "seconds": now() - begun}
-        row["seconds of the pass"] = self.measured.seconds["model"]
+        row["seconds of the pass"] = measured.seconds["model"]
         row |= {"GiB beside the weights": gpu_peak() - before, "host GiB": host_peak()}
-        self.write()
-        large = passes(model, shape, chosen(None))
+        self.write("1 B", row)
+
+    def large_batch_of_1b(self) -> None:
+        """A batch of the size that a GPU reads, which the cost model predicts."""
+        model, row = self._llama_1b()
+        large = passes(model, self.sized(LLAMA_1B), chosen(None))
         row |= {"seconds of a large batch": large.least, "GiB of a large batch": large.peak}
+        row["ratio"] = _pass_seconds(self.sized(LLAMA_1B), self.table["coefficients"]) / large.least
+        self.write("1 B, large batch", row)
 
     def shapes(self) -> None:
-        """The cost model."""
-        fits, seconds = list(dict.fromkeys(map(self.sized, FITTED))), []
-        rows = self.table["rows"]
-        for shape in [*fits, self.sized(HELD_OUT)]:
+        """The cost model, fitted again after every shape."""
+        held_out, rows = list(map(self.sized, HELD_OUT)), self.table["rows"]
+        measured: dict[Shape, float] = {}
+        for shape in dict.fromkeys(map(self.sized, [*FITTED[:3], *HELD_OUT, *FITTED[3:]])):
             done = passes(llama(shape), shape, chosen(None))
-            seconds.append(done.least / (shape.rows * shape.n * shape.layers))
+            measured[shape] = done.least / (shape.tokens * shape.layers)
             rows.append({**shape._asdict(), "first": done.first, "seconds": done.least, "GiB": done.peak})
+            rows[-1] |= {"use": "held out" if shape in held_out else "fitted", "microseconds": 1e6 * measured[shape]}
             del done
-            self.write()
-        self.table["coefficients"] = coefficients = fitted(fits, seconds[:-1])
-        for row, shape, each in zip(rows, [*fits, self.sized(HELD_OUT)], seconds, strict=True):
-            row |= {"use": "fitted" if shape in fits else "held out", "microseconds": 1e6 * each}
-            row["ratio"] = predicted(shape, coefficients) / each
-        row, shape = self.table["1 B"], self.sized(LLAMA_1B)
-        row["predicted seconds of a large batch"] = _pass_seconds(shape, coefficients)
+            fits = [each for each in measured if each not in held_out]
+            self.table["coefficients"] = fitted(fits, [measured[each] for each in fits])
+            for known, each in zip(rows, measured, strict=True):
+                known["ratio"] = predicted(each, self.table["coefficients"]) / measured[each]
+            self.write("shape", rows[-1])
+        for row in rows:
+            if row["use"] == "held out":
+                self.write("held out, predicted / measured", row["ratio"])
 
-    def parts_of_8b(self) -> None:
-        """The parts of one group of documents: each bundle of predictions, small and large batches, its file."""
-        shape, begun = self.sized(LLAMA_8B), now()
-        model, predictions, rows = llama(shape), chosen(None), self.table["8 B"]
-        rows.append({**shape._asdict(), "seconds of building": now() - begun, "GiB of weights": forget_peak()})
+    def memory_of_8b(self) -> None:
+        """The parts of one group of documents in small batches: the memory beside the weights."""
+        model, row = self._llama_8b()
+        row["small batches"] = self._bundles(model, self.sized(LLAMA_8B))
+
+    def large_batches_of_8b(self) -> None:
+        """Measure the parts in batches of the size that a GPU reads."""
+        model, row = self._llama_8b()
+        shape = self.sized(LLAMA_8B)._replace(rows=self.rows)
+        row["predicted seconds of a pass of all predictions"] = _pass_seconds(shape, self.table["coefficients"])
+        row["large batches"] = self._bundles(model, shape)
+
+    def file_of_8b(self) -> None:
+        """The file of a part with the largest matrices."""
+        model, row = self._llama_8b()
+        shape = self.sized(LLAMA_8B)
         architecture = discover(model, placed(batch_of(shape, 0), model).inputs)
-        rows[0]["bound of the statistics, GiB"] = part_bytes(architecture, predictions) / GIB
-        rows[0]["predicted seconds of a pass"] = _pass_seconds(shape, self.table["coefficients"])
-        for repeats, n in ((2, shape.rows), (0, self.rows)):
-            for bundle in reversed(bundles_of(architecture, predictions)):
-                done = passes(model, shape._replace(rows=n), bundle, repeats)
-                row = {"rows": n, "predictions": len(bundle), "seconds": done.least}
-                rows.append(row | {"GiB beside the weights": done.peak, "host GiB": host_peak()})
-                self.write()
-                if repeats:
-                    rows[-1] |= _written(done.state)
-                del done
+        row["file"] = _written(passes(model, shape, bundles_of(architecture, chosen(None))[-1], 0).state)
+        self.write("8 B, file", row["file"])
 
     def judging(self) -> None:
-        """Seconds of each prediction's judgement of the run of 1 B weights."""
-        assert self.measured is not None
+        """Seconds of each prediction's judgement of a run of 1 B weights."""
+        model, _ = self._llama_1b()
+        inputs = inputs_of(self.sized(LLAMA_1B), -(-self.tokens // self.sized(LLAMA_1B).n))
+        measured = measure(model, None, [inputs], tokens=None, draws=0)
         names, before = [p.name for p in chosen(None)], forget_peak()
         seconds, last = self.table["judging"], now()
 
@@ -232,15 +251,56 @@ class Stages:
             nonlocal last
             if done:
                 seconds[names[done - 1]] = now() - last
+                self.write(names[done - 1], seconds[names[done - 1]])
             last = now()
 
-        findings = evaluate(self.measured, progress=show)
+        findings = evaluate(measured, progress=show)
         seconds["GiB beside the statistics"] = gpu_peak() - before
         self.table["failed"] = [claim.remarks for claim in findings.claims if claim.verdict == "failed"]
+        self.write("failed", self.table["failed"])
+
+    def _llama_1b(self) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+        return self._model("1 B", self.sized(LLAMA_1B))
+
+    def _llama_8b(self) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+        model, row = self._model("8 B", self.sized(LLAMA_8B))
+        if "bound of the statistics, GiB" not in row:
+            architecture = discover(model, placed(batch_of(self.sized(LLAMA_8B), 0), model).inputs)
+            row["bound of the statistics, GiB"] = part_bytes(architecture, chosen(None)) / GIB
+            self.write("8 B", row)
+        return model, row
+
+    def _model(self, name: str, shape: Shape) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+        """Return the large model of this name, of which one is in memory, and its row."""
+        if self.large is None or self.large[1] != name:
+            self.large = None
+            before, begun = forget_peak(), now()
+            self.large = llama(shape), name
+            self.table[name] |= {**shape._asdict(), "seconds of building": now() - begun}
+            self.table[name]["GiB of weights"] = forget_peak() - before
+        return self.large[0], self.table[name]
+
+    def _bundles(self, model: LlamaForCausalLM, shape: Shape) -> list[dict[str, float]]:
+        """Measure a batch with each bundle of predictions, that with the largest matrices first."""
+        architecture = discover(model, placed(batch_of(shape, 0), model).inputs)
+        rows = []
+        for bundle in reversed(bundles_of(architecture, chosen(None))):
+            done = passes(model, shape, bundle, 1)
+            row = {"tokens": shape.tokens, "predictions": len(bundle), "first": done.first, "seconds": done.least}
+            rows.append(row | {"GiB beside the weights": done.peak, "host GiB": host_peak()})
+            self.write(f"8 B, batches of {shape.tokens} tokens", rows[-1])
+            del done
+        return rows
+
+
+STAGES = (
+    "first_calls", "run_of_1b", "shapes", "memory_of_8b", "large_batches_of_8b", "large_batch_of_1b", "file_of_8b",
+    "judging",
+)  # fmt: skip
 
 
 def _pass_seconds(shape: Shape, coefficients: dict[str, float]) -> float:
-    return predicted(shape, coefficients) * shape.rows * shape.n * shape.layers if coefficients else math.nan
+    return predicted(shape, coefficients) * shape.tokens * shape.layers if coefficients else math.nan
 
 
 def _written(state: dict[str, Any]) -> dict[str, float]:
@@ -310,17 +370,20 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=Path(__file__).parent / "results", type=Path)
     parser.add_argument("--limit", type=int, default=140)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES)
     options = parser.parse_args()
-    stages = Stages(options.folder / "probe_cost_gpu.json", small=options.tiny)
+    file = options.folder / "probe_cost_gpu.json"
+    stages = Stages(file, small=options.tiny, continues=options.stages != STAGES)
     with limited(options.limit):
-        for stage in (stages.first_calls, stages.run_of_1b, stages.shapes, stages.parts_of_8b, stages.judging):
+        for name in options.stages:
+            begun = now()
             try:
-                stage()
+                getattr(stages, name)()
             except Exception:
                 stages.table["errors"].append(traceback.format_exc())
-            stages.write()
-            print(json.dumps(_rounded(stages.table)), flush=True)
-    stages.write()
+                print(stages.table["errors"][-1], flush=True)
+            stages.table["seconds"][name] = now() - begun
+    stages.write("end", stages.table["seconds"])
 
 
 def _rounded(value: Any) -> Any:
