@@ -9,9 +9,10 @@ from torch.utils._pytree import tree_map
 
 from gradlogz import Series, SwitchingFilter, SwitchingModel, imm
 from gradlogz.filters import Filtered
-from gradlogz.kernels.filters import dispatch
+from gradlogz.filters.gaussian import compiled_gradient
+from gradlogz.kernels.filters import dispatch, gpu_gradients
 from gradlogz.kernels.filters import gpu as switching_gpu
-from support.switching_oracles import F64, beginning, observed, same, system
+from support.switching_oracles import F64, beginning, chain, observed, same, system
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = {"imm": ("imm", 2), "gpb1": ("gpb", 1), "gpb2": ("gpb", 2), "gpb3": ("gpb", 3)}
@@ -192,15 +193,73 @@ def test_other_streams_are_taken_and_recorded_graphs_left_to_torch(calls):
     assert calls == []
 
 
-def test_what_is_differentiated_is_left_to_torch(calls):
+@pytest.fixture
+def gradients(monkeypatch):
+    """Count the gradients that the kernel finished."""
+    finished = []
+    differentiate = gpu_gradients.differentiate
+
+    def counted(*arguments):
+        slopes = differentiate(*arguments)
+        finished.append(slopes is not None)
+        return slopes
+
+    monkeypatch.setattr(gpu_gradients, "differentiate", counted)
+    compiled_gradient._is_right.cache_clear()
+    return finished
+
+
+def slopes(model, y, start, method, **more):
+    """Gradient of the log likelihoods in the model, the means at time 0 and the observations, on the CPU."""
+    fields = {name: getattr(model, name).detach().clone().requires_grad_() for name in FIELDS}
+    leaves = [*fields.values(), start.mean.clone().requires_grad_(), y.clone().requires_grad_()]
+    made, prior = SwitchingModel(**fields, validate=False), replace(start, mean=leaves[-2])
+    total = SwitchingFilter(made, method).filter(Series(leaves[-1], **more), prior).log_likelihood
+    return [t.cpu() for t in torch.autograd.grad(total.sum(), leaves)]
+
+
+@pytest.mark.parametrize("method", ["imm", "gpb"])
+@pytest.mark.parametrize(("k", "s", "o"), [(3, 4, 2), (2, 1, 1), (4, 2, 3)])
+@pytest.mark.parametrize("targets", [19, 333])
+def test_gradients_are_those_of_the_cpu(gradients, method, k, s, o, targets):
+    model, start = system(k, s, o), beginning(k, s)
+    y = observed(model, 7, targets)
+    y[:5, 2, 0] = torch.nan
+    more = {"mask": torch.rand(targets, 7) > 0.2, "lengths": torch.randint(1, 8, (targets,))}
+    on_device = slopes(moved(model), y.cuda(), there(start), method, **there(more))
+    for slope, expected in zip(on_device, slopes(model, y, start, method, **more), strict=True):
+        torch.testing.assert_close(slope, expected, rtol=0, atol=1e-11 * (1 + float(expected.abs().max())))
+    assert gradients == [True, True]  # the comparison before the first use, and the gradient
+
+
+@pytest.mark.parametrize("lead", [(40,), (1, 40), (50, 1), (50, 40)], ids=str)
+def test_gradients_of_changing_models_in_segments(monkeypatch, gradients, lead):
+    monkeypatch.setattr(gpu_gradients, "WORKSPACE", 0)
+    T = torch.stack([chain(3) for _ in range(math.prod(lead))]).reshape(*lead, 3, 3)
+    model, start = system(3, 2, 2, lead=lead, transition=T), beginning(3, 2)
+    y = observed(model, 40, 50)
+    on_device = slopes(moved(model), y.cuda(), there(start), "imm")
+    for slope, expected in zip(on_device, slopes(model, y, start, "imm"), strict=True):
+        torch.testing.assert_close(slope, expected, rtol=0, atol=1e-11 * (1 + float(expected.abs().max())))
+    assert gradients == [True, True]
+
+
+def test_gradients_in_float32_have_its_digits(gradients):
+    model, start = system(3, 4, 2), beginning(3, 4)
+    y = observed(model, 6, 200)
+    on_device = slopes(moved(model, torch.float32), y.float().cuda(), there(start, torch.float32), "imm")
+    for slope, expected in zip(on_device, slopes(model, y, start, "imm"), strict=True):
+        atol = 1e-4 * (1 + float(expected.abs().max()))
+        torch.testing.assert_close(slope.double(), expected, rtol=0, atol=atol)
+    assert gradients == [True, True]
+
+
+def test_gradients_in_other_fields_are_left_to_torch(gradients):
     model, start = moved(system(2, 2, 1)), there(beginning(2, 2))
     y = observed(model, 4, 30).cuda().requires_grad_()
-    gradient = torch.autograd.grad(imm(model, y, start).log_likelihood.sum(), y)[0]
+    gradient = torch.autograd.grad(imm(model, y, start).mean.sum(), y)[0]
     assert gradient.isfinite().all()
-    assert calls == []
-    with torch.no_grad():
-        imm(model, y, start)
-    assert calls == [True]
+    assert gradients == [True]  # the comparison alone
 
 
 def test_long_runs_stay_symmetric_and_positive(calls):

@@ -19,6 +19,7 @@ from gradlogz import Prior, Series, SwitchingFilter, SwitchingModel
 from gradlogz.filters import Filtered, filter_in_blocks
 from gradlogz.kernels.filters import dispatch
 from gradlogz.kernels.filters import gpu as switching_gpu
+from support.cuda_on_the_host import BEFORE, Host
 from support.switching_oracles import F64, beginning, by_definition, observed, same, system
 
 compiler = shutil.which("g++")
@@ -32,38 +33,11 @@ def seeded():
     torch.manual_seed(20)
 
 
-BEFORE = """
-#include <cmath>
-#include <cstring>
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __shared__ static
-#define __launch_bounds__(threads)
-#define __grid_constant__
-using std::exp, std::log, std::fabs, std::fmax;
-static struct { int x; } threadIdx, blockIdx;
-inline void __syncwarp() {}
-inline float __int_as_float(unsigned bits) { float number; std::memcpy(&number, &bits, 4); return number; }
-template <class T> T __ldg(const T* number) { return *number; }
-"""
 AFTER = """
 extern "C" void run(int blocks, const Problem* problem) {
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) filter_all(*problem);
 }
 """
-
-
-class Host:
-    """A kernel whose blocks run one after the other."""
-
-    def __init__(self, library):
-        self.library = library
-
-    def launch(self, blocks, threads, argument):
-        assert threads == 1
-        self.library.run(blocks, ctypes.c_void_p(argument))
-        return True
 
 
 @pytest.fixture(scope="module")

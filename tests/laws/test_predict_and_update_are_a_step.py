@@ -136,3 +136,18 @@ def test_a_masked_observation_is_a_missing_one():
     one, other = online.update(predicted, y, mask=mask)[1], online.update(predicted, torch.where(mask, y, torch.nan))[1]
     same(one, other)
     close(one.log_mode_probability[1], predicted.log_mode_probability[1])
+
+
+def test_observations_may_be_numpy_arrays():
+    y = observed(model := system(), 2, 3)
+    online = SwitchingFilter(model)
+    state = online.init(beginning(), batch_shape=(3,))
+    same(online.step(state, y[:, 0].numpy())[1], online.step(state, y[:, 0])[1])
+    predicted = online.predict(state)
+    same(online.update(predicted, y[:, 0].numpy())[1], online.update(predicted, y[:, 0])[1])
+    assert torch.equal(online.log_density(predicted, y.numpy()), online.log_density(predicted, y))
+    beta = torch.full((3, 3), 1 / 3, dtype=F64)
+    associated = online.update(predicted, y.numpy(), association=beta.numpy())[1]
+    same(associated, online.update(predicted, y, association=beta)[1])
+    with pytest.raises(TypeError, match="observation"):
+        online.step(state, y[:, 0].tolist())

@@ -26,6 +26,7 @@ def filter_functions(
     observed: Bool[Tensor, "*b t o"] | None,
     *,
     last: bool,
+    wanted: frozenset[str],
     is_online: bool,
 ) -> KernelResult | None:
     """Filter a series; None if no kernel supports the model, the filter or the values."""
@@ -70,7 +71,7 @@ def filter_functions(
         functions.angles,
         sigma,
     )
-    result: KernelResult | None = kernel.forward(depth, problem, tuple(state), y, observed, last=last)
+    result: KernelResult | None = kernel.forward(depth, problem, tuple(state), y, observed, last=last, wanted=wanted)
     return result
 
 

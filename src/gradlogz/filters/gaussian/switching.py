@@ -33,6 +33,7 @@ from ..models.nonlinear_model import NonlinearModel
 from ..models.switching_model import ENDS, Parameters, SwitchingModel
 from ..prior_and_series import Prior, Series, as_series, check_mask
 from ..results import Filtered, FilterState, Moved, combined, expect_modes
+from ..scalars import from_array
 from ..validation import (
     PreparedSeries,
     check_densities,
@@ -48,7 +49,8 @@ from ..validation import (
 )
 from .association import associated, average_innovation, check_association, check_detections, hypotheses
 from .compiled_functions import filter_functions
-from .switching_steps import Predicted, one_gaussian, predict_modes, update_modes
+from .compiled_gradient import Pass, Tensors, filter_with_gradient
+from .switching_steps import Predicted, advance, one_gaussian, predict_modes, update_modes
 
 
 def gpb1(
@@ -114,7 +116,8 @@ def imm(
             half to a third of the time and less than a tenth of the memory.
 
     Calls that need no gradients run in a compiled kernel: on the CPU if numba is installed
-    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py).
+    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). On a GPU gradients of the
+    log likelihood and of the last state are compiled too (compiled_gradient.py).
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -201,7 +204,8 @@ class SwitchingFilter(NamedTuple):
             first = model.narrow(0).at(state.mean.new_zeros(1)) if model.continuous else model.narrow(0)
             nothing = state.mean.new_zeros(*batch_shape, 1, model.observation_size)
             missing = torch.zeros_like(nothing, dtype=torch.bool)
-            filter_functions(self.order, first.parameters(), state, nothing, missing, last=True, is_online=True)
+            parameters = first.parameters()
+            filter_functions(self.order, parameters, state, nothing, missing, last=True, wanted=ALL, is_online=True)
         return state
 
     @without_autocast
@@ -220,7 +224,7 @@ class SwitchingFilter(NamedTuple):
 
         Args:
             state: state from `init` or the previous step.
-            observation: one observation for each target, NaN where missing.
+            observation: one observation for each target, as a tensor or numpy array, NaN where missing.
             inputs: inputs u of models with B or D.
             mask: True where the observation counts.
             time: index of this step in a time-varying model, from 0.
@@ -230,7 +234,7 @@ class SwitchingFilter(NamedTuple):
         Steps agree with `filter`. Law: tests/laws/test_switching_filters_keep_their_laws.py.
         """
         call = "SwitchingFilter.step"
-        wanted = _requested_fields(call, fields)
+        wanted, observation = _requested_fields(call, fields), self._as_tensor(call, observation)
         ready = self._prepared(call, state, observation, inputs, mask, time, dt)
         after, result = _pass(call, self, ready, state, last=True, wanted=wanted, is_online=True)
         return self._named(after), result
@@ -299,6 +303,7 @@ class SwitchingFilter(NamedTuple):
         """
         call = "SwitchingFilter.update"
         self._check_predicted(call, predicted)
+        observation, association = self._as_tensor(call, observation), from_array(association)
         before, now, validate = predicted.branches, predicted.parameters, self.model.validate
         batch = before.log_likelihood.shape
         if association is not None and mask is not None:
@@ -335,6 +340,7 @@ class SwitchingFilter(NamedTuple):
         call = "SwitchingFilter.log_density"
         self._check_predicted(call, predicted)
         before, now, validate = predicted.branches, predicted.parameters, self.model.validate
+        detections = self._as_tensor(call, detections)
         check_detections(call, self.model, detections, before.log_likelihood.shape)
         y, observed = without_gaps(call, detections, None, validate=validate)
         _, moved = update_modes(*hypotheses(now, before, y, observed, none=False), self.order)
@@ -353,6 +359,13 @@ class SwitchingFilter(NamedTuple):
     ) -> Filtered:
         """Filter a series; see `imm` for the arguments."""
         return _run("SwitchingFilter.filter", self, observations, prior, keep, fields)
+
+    def _as_tensor(self, call: str, observation: Tensor) -> Tensor:
+        """Observation as a tensor, if it is a numpy array."""
+        if not isinstance(observation, Tensor):
+            observation = from_array(observation)
+            check_floats(call, observation=observation, model=self.model.R)
+        return observation
 
     def _named(self, state: FilterState) -> FilterState:
         """State with the name of this filter."""
@@ -452,17 +465,29 @@ def _pass(
     wanted: frozenset[str],
     is_online: bool = False,
 ) -> tuple[FilterState, Filtered]:
-    """Run all steps, by a compiled kernel if there is one; combined fields are computed once for all steps."""
-    parameters, y, observed = series
+    """Run all steps, by a compiled kernel if there is one."""
     compiled = _compiled_pass(chosen, series, state, last=last, wanted=wanted, is_online=is_online)
-    if compiled is not None:
-        return compiled
+    if compiled is None and series.observations.shape[-2] > 1:
+        compiled = _differentiable_pass(call, chosen, series, state, last=last, wanted=wanted)
+    return _torch_pass(call, chosen, series, state, last=last, wanted=wanted) if compiled is None else compiled
+
+
+def _torch_pass(
+    call: str,
+    chosen: SwitchingFilter,
+    series: PreparedSeries,
+    state: FilterState,
+    *,
+    last: bool,
+    wanted: frozenset[str],
+) -> tuple[FilterState, Filtered]:
+    """Run all steps in torch; combined fields are computed once for all steps."""
+    parameters, y, observed = series
     steps = y.shape[-2]
     masks = [None] * steps if observed is None else observed.unbind(-2)
     moves: list[Moved] = []
     for now, observation, mask_now in zip(parameters.each(steps), y.unbind(-2), masks, strict=True):
-        branches = predict_modes(now, state, chosen.order)
-        state, moved = update_modes(now, branches, observation, mask_now, chosen.order)
+        state, moved = advance(now, state, observation, mask_now, chosen.order)
         if last and moves:  # earlier steps are dropped, except for their error codes
             moved = moved._replace(failure=torch.maximum(moves.pop().failure, moved.failure))
         moves.append(moved)
@@ -507,11 +532,13 @@ def _compiled_pass(
     parameters, y, observed = series
     depth = chosen.order
     if not isinstance(parameters, Parameters) or parameters.has is not None:
-        computed = filter_functions(depth, parameters, state, y, observed, last=last, is_online=is_online)
+        computed = filter_functions(
+            depth, parameters, state, y, observed, last=last, wanted=wanted, is_online=is_online
+        )
         if computed is None:
             return None
         after = FilterState(*computed[1:], filter=filter_name(depth))
-        return after, _select_fields(wanted, Filtered._make((*computed.reported, computed.log_likelihood)))
+        return after, Filtered._make((*computed.reported, computed.log_likelihood))
     fields = tuple(parameters[:7])
     filters = y.shape[:-1].numel() * chosen.model.modes ** max(depth, 1)
     kernel = filtering_kernel((*fields, *state, y), filters, is_online=is_online)
@@ -526,6 +553,44 @@ def _compiled_pass(
             Filtered._make((*result.reported, result.log_likelihood)),
         )
     )
+
+
+def _differentiable_pass(
+    call: str,
+    chosen: SwitchingFilter,
+    series: PreparedSeries,
+    state: FilterState,
+    *,
+    last: bool,
+    wanted: frozenset[str],
+) -> tuple[FilterState, Filtered] | None:
+    """Run all steps in a compiled kernel whose gradient is compiled; None if no kernel supports them."""
+    parameters, y, observed = series
+    if not isinstance(parameters, Parameters) or parameters.has is not None:
+        return None
+    name, names = filter_name(chosen.order), [name for name in Filtered._fields[:-1] if name in wanted]
+
+    def arguments(tensors: Tensors) -> tuple[PreparedSeries, FilterState]:
+        *model, m, P, log_h, log_likelihood, y = tensors
+        return PreparedSeries(Parameters(*model), y, observed), FilterState(m, P, log_h, log_likelihood, filter=name)
+
+    def flat(after: FilterState, filtered: Filtered) -> Tensors:
+        return (*after, *(getattr(filtered, name) for name in names))
+
+    def compiled(tensors: Tensors) -> Tensors | None:
+        result = _compiled_pass(chosen, *arguments(tensors), last=last, wanted=wanted, is_online=False)
+        return None if result is None else flat(*result)
+
+    def by_torch(tensors: Tensors) -> Tensors:
+        return flat(*_torch_pass(call, chosen, *arguments(tensors), last=last, wanted=wanted))
+
+    steps = Pass(chosen.order, observed, compiled, by_torch, advance)
+    results = filter_with_gradient(steps, (*parameters[:7], *state, y))
+    if results is None:
+        return None
+    fields = dict(zip(names, results[4:], strict=True))
+    filtered = Filtered._make([*(fields.get(name) for name in Filtered._fields[:-1]), results[3]])
+    return FilterState(*results[:4], filter=name), filtered
 
 
 def _begin(call: str, chosen: SwitchingFilter, batch: torch.Size, prior: Prior) -> FilterState:

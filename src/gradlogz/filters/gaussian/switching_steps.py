@@ -96,6 +96,13 @@ def update_modes(
     return FilterState(*reduced, log_pi, before.log_likelihood + step), moved
 
 
+def advance(
+    now: StepParameters, state: FilterState, y: Tensor, observed: Tensor | None, depth: int
+) -> tuple[FilterState, Moved]:
+    """Advance a state by one transition and one observation."""
+    return update_modes(now, predict_modes(now, state, depth), y, observed, depth)
+
+
 def _predict_histories(now: StepParameters, state: FilterState) -> PredictedBranches:
     """Predict every history by every mode.   [theory 7.2]"""
     # Mix: nothing; the mixtures are computed only to report the prediction of each mode ------------------------------

@@ -1,8 +1,8 @@
 """The choice of a kernel for switching filters: numba on the CPU, CUDA through NVRTC on a GPU, else the torch path.
 
 numba      CPU, float32 and float64                                       cpu.py, extra [fast]
-NVRTC      CUDA, float32 and float64                                      gpu.py
-None       gradients, tracing, few steps: the torch path                  ../../filters/gaussian/switching.py
+NVRTC      CUDA, float32 and float64                                      gpu.py; gpu_gradients.py
+None       other gradients, tracing, few steps: the torch path                  ../../filters/gaussian/switching.py
 """
 
 import math
@@ -39,6 +39,20 @@ def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_onl
     return kernel_module(f"{__package__}.cpu", "numba") if device.type == "cpu" else None
 
 
+def gradient_kernel(tensors: tuple[Tensor | None, ...], filters: int) -> Any:
+    """Compiled gradient of imm and gpb2 on a GPU, a module with `differentiate`; None if none applies.
+
+    It supports reverse mode alone, and tensors of which at least one requires a gradient.
+    """
+    present = [t for t in tensors if t is not None]
+    is_there = present[0].device.type == "cuda" and filters >= WORTH_FILTERING_THERE
+    if not is_there or not torch.is_grad_enabled() or not any(t.requires_grad for t in present):
+        return None
+    if not _are_plain(present, with_gradients=True) or torch.cuda.is_current_stream_capturing():
+        return None
+    return kernel_module(f"{__package__}.gpu_gradients", "ctypes")
+
+
 def function_kernel(tensors: tuple[Tensor, ...], filters: int, *, is_online: bool) -> Any:
     """Compiled filter of built-in functions on the CPU, float64, a module with `forward`; None if none applies."""
     is_worth = filters >= WORTH_FILTERING or (is_online and WORTH_FILTERING < math.inf)
@@ -73,18 +87,19 @@ def moments_kernel(tensors: tuple[Tensor, ...]) -> Any:
     return kernel_module(f"{__package__}.one_mode", "numba") if _are_plain(tensors) else None
 
 
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return True if tensors have values of one kernel dtype on one device, and no derivatives are needed."""
+def _are_plain(tensors: Sequence[Tensor], *, with_gradients: bool = False) -> bool:
+    """Return True if tensors have values of one kernel dtype on one device, and no other derivatives are needed."""
     if not has_values(*tensors) or forward_ad._current_level >= 0:
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return False
+    refuses_gradients = not with_gradients and torch.is_grad_enabled()
     device, dtype = tensors[0].device, tensors[0].dtype
     if dtype not in (torch.float64, torch.float32):
         return False
     for t in tensors:
         if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
             return False
-        if t.dtype != dtype or t.device != device or t.is_neg() or not t.numel():
+        if (refuses_gradients and t.requires_grad) or t.dtype != dtype or t.device != device:
+            return False
+        if t.is_neg() or not t.numel():
             return False
     return True

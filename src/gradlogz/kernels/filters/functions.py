@@ -66,6 +66,7 @@ def forward(
     observed: Bool[Tensor, "*b t o"] | None,
     *,
     last: bool,
+    wanted: frozenset[str],
 ) -> KernelResult | None:
     """Filter a series; None if a density was not finite and positive. Arguments as in cpu.forward."""
     y, (k, s) = observations, problem.has.shape
@@ -101,8 +102,12 @@ def forward(
         return None
     # Not views: writing to one view would bump the version counter of all.
     parts = torch.unsafe_split_with_sizes(buffer, counts)
-    tensors = [p if len(shape) == 1 else p.view(shape) for p, shape in zip(parts, shapes, strict=True)]
-    return KernelResult(tuple(tensors[: len(FIELDS)]), *tensors[len(FIELDS) :])
+    names = (*FIELDS, *CARRIED)
+    tensors = [
+        None if i < len(FIELDS) and name not in wanted else p if len(shape) == 1 else p.view(shape)
+        for i, (name, p, shape) in enumerate(zip(names, parts, shapes, strict=True))
+    ]
+    return KernelResult(tuple(tensors[: len(FIELDS)]), *tensors[len(FIELDS) :])  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)

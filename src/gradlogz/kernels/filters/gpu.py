@@ -12,6 +12,7 @@ Read next: targets_in_threads.cu (the source), nvrtc.py (the compiler).
 
 import math
 from array import array
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -78,15 +79,7 @@ def forward(
     if kernel is None or kernel_sizes is None:
         return None
 
-    b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, o), strict=True))
-    read = [
-        *(
-            in_one_piece(t, ending, batch)
-            for t, ending in zip((*parameters[:5], b, d), MODEL_ENDS.values(), strict=True)
-        ),
-        in_one_piece(y, 1, batch),
-        *(in_one_piece(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state, (2, 3, 1, 0), strict=True)),
-    ]
+    read = inputs(parameters, state, y)
     mask = None if observed is None else observed.contiguous()
     time, letters = () if last else (steps,), {"k": k, "s": s, "o": o}
     reported = tuple(
@@ -111,6 +104,22 @@ def forward(
     return KernelResult(reported, *ends) if is_taken and not bool(failed) else None
 
 
+def inputs(
+    parameters: tuple[Any, ...], state: Sequence[Tensor], observations: Float[Tensor, "*b t o"]
+) -> list[tuple[Tensor, int, int]]:
+    """The tensors that a kernel reads, contiguous, with their strides from target to target and from step to step."""
+    y, batch, (k, s) = observations, observations.shape[:-2], parameters[2].shape[-3:-1]
+    b, d = (y.new_zeros(k, n) if t is None else t for t, n in zip(parameters[5:], (s, y.shape[-1]), strict=True))
+    return [
+        *(
+            in_one_piece(t, ending, batch)
+            for t, ending in zip((*parameters[:5], b, d), MODEL_ENDS.values(), strict=True)
+        ),
+        in_one_piece(y, 1, batch),
+        *(in_one_piece(t.unsqueeze(len(batch)), n, batch) for t, n in zip(state, (2, 3, 1, 0), strict=True)),
+    ]
+
+
 def sizes_of(
     depth: int, modes: int, state: int, observation: int, most: int, dtype: torch.dtype, wanted: frozenset[str]
 ) -> Sizes | None:
@@ -126,13 +135,18 @@ def sizes_of(
 
 
 def source_of(sizes: Sizes) -> str:
-    """CUDA source with the constants and the enumeration of fields prepended."""
+    """CUDA source of the filter, with the constants and the enumeration of fields prepended."""
+    return f"{constants_of(sizes)}{SOURCE.read_text(encoding='utf-8')}"
+
+
+def constants_of(sizes: Sizes) -> str:
+    """The constants of a kernel and the enumeration of fields, in CUDA."""
     number, *others = sizes
     constants = "".join(
         f"constexpr int {name.upper()} = {value};\n" for name, value in zip(Sizes._fields[1:], others, strict=True)
     )
     fields = f"enum Reported {{ {', '.join(name.upper() for name in FIELDS)}, REPORTED }};\n"
-    return f"using Number = {number};\n{constants}{fields}{SOURCE.read_text(encoding='utf-8')}"
+    return f"using Number = {number};\n{constants}{fields}"
 
 
 @cache

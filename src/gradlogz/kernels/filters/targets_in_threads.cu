@@ -1,6 +1,6 @@
 // Steps of switching filters on a GPU: one thread for each target, all steps in one launch.
 //
-//     predict, expect, update                    the Kalman filter
+//     predict, expect, gain, update              the Kalman filter
 //     weigh, collapse, merge, normalize          weights and moment matching
 //     advance_imm, advance_gpb1, advance_gpb     one transition and one observation, in parallel form
 //     filter_all                                 all steps of a target
@@ -154,20 +154,23 @@ DEVICE Gaussian<OBSERVATION> expect(const Gaussian<STATE>& x, const Model& model
     return expected;
 }
 
-struct Updated {
-    Gaussian<STATE> after;
-    Number log_likelihood;
+struct Gain {  // of one observation
+    Number D[OBSERVATION][OBSERVATION], z[OBSERVATION];  // factors of S, and D^-1 L^-1 v
+    Number K[OBSERVATION][STATE], A[STATE][STATE];       // K^T and I - K H
+    Number mean[STATE], log_likelihood;                  // m + K v and log N(v; 0, S)
 };
 
-// Update to m + K v and Joseph's form of P, after `expect`; returns log N(v; 0, S) too.
+// Find the gain of an observation after `expect`, and update the mean.
 //
 // S = L D L^T with ones on the diagonal of L: W = L^-1 H P, z = L^-1 v, K^T = L^-T D^-1 W. Below the diagonal the array
 // D holds the rest of S, above it L^T. A missing component has a row of the identity in S and zeros elsewhere.
-DEVICE Updated update(const Gaussian<STATE>& x, const Gaussian<OBSERVATION>& expected, Number (&W)[OBSERVATION][STATE],
-                      const Observation& look, const Model& model, int j) {
+DEVICE Gain gain(const Gaussian<STATE>& x, const Gaussian<OBSERVATION>& expected, Number (&W)[OBSERVATION][STATE],
+                 const Observation& look, const Model& model, int j) {
     constexpr int S = STATE, O = OBSERVATION;
-    const Number *H = model.H + j * O * S, *R = model.R + j * O * O;
-    Number D[O][O], z[O], K[O][S], count = 0, square = 0, log_det = 0;
+    const Number* H = model.H + j * O * S;
+    Gain found;
+    Number(&D)[O][O] = found.D, (&z)[O] = found.z, (&K)[O][S] = found.K, (&A)[S][S] = found.A;
+    Number count = 0, square = 0, log_det = 0;
     UNROLLED for (int r = 0; r < O; ++r) {
         count += look.seen[r];
         z[r] = look.seen[r] * (look.y[r] - expected.mean[r]);
@@ -189,41 +192,53 @@ DEVICE Updated update(const Gaussian<STATE>& x, const Gaussian<OBSERVATION>& exp
         z[c] *= inverse;
         UNROLLED for (int n = 0; n < S; ++n) K[c][n] = W[c][n] * inverse;
     }
-    Updated found;
     UNROLLED for (int n = 0; n < S; ++n) {  // m' = m + W^T D^-1 z, with W not yet divided by D
-        Number mean = x.mean[n];
-        UNROLLED for (int r = 0; r < O; ++r) mean += W[r][n] * z[r];
-        found.after.mean[n] = mean;
+        found.mean[n] = x.mean[n];
+        UNROLLED for (int r = 0; r < O; ++r) found.mean[n] += W[r][n] * z[r];
     }
     UNROLLED for (int c = 1; c < O; ++c) {
         const int r = O - 1 - c;
         UNROLLED for (int n = 0; n < S; ++n)
             UNROLLED for (int q = r + 1; q < O; ++q) K[r][n] -= D[r][q] * K[q][n];
     }
-    // P' = A P A^T + K R K^T,   A = I - K H
-    Number A[S][S];
-    UNROLLED for (int i = 0; i < S; ++i) {
-        Number AP[S], RK[O];
+    UNROLLED for (int i = 0; i < S; ++i)
         UNROLLED for (int c = 0; c < S; ++c) {
             A[i][c] = i == c;
             UNROLLED for (int r = 0; r < O; ++r) A[i][c] -= K[r][i] * read(H + r * S + c);
         }
+    found.log_likelihood = Number(-0.5) * (square + count * LOG_2_PI + log_det);
+    return found;
+}
+
+struct Updated {
+    Gaussian<STATE> after;
+    Number log_likelihood;
+};
+
+// Update to m + K v and Joseph's form of P, A P A^T + K R K^T, after `gain`.
+DEVICE Updated update(const Gaussian<STATE>& x, const Gain& gain, const Model& model, int j) {
+    constexpr int S = STATE, O = OBSERVATION;
+    const Number* R = model.R + j * O * O;
+    Updated found;
+    UNROLLED for (int i = 0; i < S; ++i) {
+        Number AP[S], RK[O];
+        found.after.mean[i] = gain.mean[i];
         UNROLLED for (int c = 0; c < S; ++c) {
             AP[c] = 0;
-            UNROLLED for (int n = 0; n < S; ++n) AP[c] += A[i][n] * x.covariance[at(n, c)];
+            UNROLLED for (int n = 0; n < S; ++n) AP[c] += gain.A[i][n] * x.covariance[at(n, c)];
         }
         UNROLLED for (int r = 0; r < O; ++r) {
             RK[r] = 0;
-            UNROLLED for (int q = 0; q < O; ++q) RK[r] += read(R + r * O + q) * K[q][i];
+            UNROLLED for (int q = 0; q < O; ++q) RK[r] += read(R + r * O + q) * gain.K[q][i];
         }
         UNROLLED for (int c = 0; c <= i; ++c) {
             Number total = 0;
-            UNROLLED for (int n = 0; n < S; ++n) total += AP[n] * A[c][n];
-            UNROLLED for (int r = 0; r < O; ++r) total += RK[r] * K[r][c];
+            UNROLLED for (int n = 0; n < S; ++n) total += AP[n] * gain.A[c][n];
+            UNROLLED for (int r = 0; r < O; ++r) total += RK[r] * gain.K[r][c];
             found.after.covariance[at(i, c)] = total;
         }
     }
-    found.log_likelihood = Number(-0.5) * (square + count * LOG_2_PI + log_det);
+    found.log_likelihood = gain.log_likelihood;
     return found;
 }
 
@@ -402,7 +417,7 @@ DEVICE Number advance_imm(Beliefs& x, const Model& model, const Observation& loo
         const Gaussian<STATE> before = predict(x.of[j], model, j);
         const Gaussian<OBSERVATION> expected = expect(before, model, j, HP);
         if (page.open) foreseen.add(page, j, before, expected, column[j], look);
-        const Updated found = update(before, expected, HP, look, model, j);
+        const Updated found = update(before, gain(before, expected, HP, look, model, j), model, j);
         x.of[j] = found.after;
         told[j] = found.log_likelihood;  // plain-words: ok
         weight[j] = told[j] + column[j].log_c;  // plain-words: ok
@@ -434,7 +449,7 @@ DEVICE Number advance_gpb1(Beliefs& x, const Model& model, const Observation& lo
         const Gaussian<STATE> before = predict(x.of[0], model, j);
         const Gaussian<OBSERVATION> expected = expect(before, model, j, HP);
         if (page.open) foreseen.add(page, j, before, expected, column[j], look);
-        const Updated found = update(before, expected, HP, look, model, j);
+        const Updated found = update(before, gain(before, expected, HP, look, model, j), model, j);
         told[j] = found.log_likelihood;  // plain-words: ok
         weight[j] = told[j] + column[j].log_c;  // plain-words: ok
         is_finite = is_finite && fabs(told[j]) < FINITE;  // plain-words: ok
@@ -485,7 +500,7 @@ DEVICE Number advance_gpb(Beliefs& x, const Model& model, const Observation& loo
                 const int history = i * rests + rest;
                 const Gaussian<STATE> before = predict(x.of[history], model, j);
                 const Gaussian<OBSERVATION> expected = expect(before, model, j, HP);
-                const Updated found = update(before, expected, HP, look, model, j);
+                const Updated found = update(before, gain(before, expected, HP, look, model, j), model, j);
                 is_finite = is_finite && fabs(found.log_likelihood) < FINITE;
                 if (page.open) likelihood.add(share[history], found.log_likelihood);
                 // Collapse: the oldest mode, with weights that include the observation --------------------------------
@@ -535,6 +550,12 @@ DEVICE void begin(Beliefs& x, const Problem& problem, long long target) {
     BY_MODE for (int i = 0; i < x.histories(); ++i) x.h[i] = exp(x.log_h[i] = read(log_h + i));
 }
 
+DEVICE Model model_at(const Problem& problem, long long target, long long time) {
+    return {place(problem.transition, target, time), place(problem.F, target, time), place(problem.Q, target, time),
+            place(problem.H, target, time),          place(problem.R, target, time), place(problem.b, target, time),
+            place(problem.d, target, time)};
+}
+
 DEVICE Observation look_at(const Problem& problem, long long target, long long time) {
     const Number* y = place(problem.observations, target, time);
     Observation look;
@@ -545,6 +566,7 @@ DEVICE Observation look_at(const Problem& problem, long long target, long long t
     return look;
 }
 
+#ifndef GRADIENTS  // gradients_in_threads.cu follows
 extern "C" __global__ void __launch_bounds__(THREADS) filter_all(const __grid_constant__ Problem problem) {
     constexpr int S = STATE;
     __shared__ Number stage[THREADS * WIDTH];
@@ -560,10 +582,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) filter_all(const __grid_co
     ROLLED for (long long time = 0; time < problem.steps; ++time) {
         page.time = time - problem.first_reported;
         page.open = page.time >= 0;
-        const Model model{place(problem.transition, target, time), place(problem.F, target, time),
-                          place(problem.Q, target, time),          place(problem.H, target, time),
-                          place(problem.R, target, time),          place(problem.b, target, time),
-                          place(problem.d, target, time)};
+        const Model model = model_at(problem, target, time);
         const Observation look = look_at(problem, target, time);
         Number step;
         if constexpr (DEPTH == 0) step = advance_imm(x, model, look, page, is_finite);
@@ -588,3 +607,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) filter_all(const __grid_co
         page.put<1>(problem.new_log_probability + i, x.histories(), [&](int) { return x.log_h[i]; });
     page.put<1>(problem.new_log_likelihood, 1, [&](int) { return total; });
 }
+#endif
