@@ -4,6 +4,10 @@ import torch
 from torch import Tensor, distributed
 
 
+class OtherProcessError(RuntimeError):
+    """Another process raised an error or has ended, so that this one cannot continue."""
+
+
 class Exchange:
     """Tensors on their way to the process `distance` ranks on; computation may go on until `received` is called."""
 
@@ -23,8 +27,11 @@ class Exchange:
 
     def received(self) -> list[Tensor]:
         """Wait for the tensors of the earlier process and return them."""
-        for request in self._requests:
-            request.wait()
+        try:
+            for request in self._requests:
+                request.wait()
+        except RuntimeError as error:
+            raise OtherProcessError(f"A neighbour on the ring of processes does not answer. {error}") from error
         return self._received
 
 

@@ -56,7 +56,7 @@ ERRORS = [
         "positive=",
         lambda: gz.info_nce(a, b[:3]),
     ),
-    (ValueError, "clip_loss: b", "rows like a", lambda: gz.clip_loss(a, b[:3])),
+    (ValueError, "clip_loss: b", "one row for each row of a", lambda: gz.clip_loss(a, b[:3])),
     (ValueError, "n_pair: candidates", "positive=", lambda: gz.contrastive.n_pair(a, b[:3])),
     (ValueError, "n_pair: None", "dimension", lambda: gz.contrastive.n_pair(a, b[:, :2], normalize=True)),
     (ValueError, "proxy_loss: None", "proxies", lambda: gz.contrastive.proxy_loss(a, b[:, :2], y)),

@@ -27,19 +27,16 @@ def by_tiles(problem, q, k, b, wanted=(True, True, True)):
 
 
 @pytest.mark.parametrize(
-    ("shape", "biased", "slopes", "stored_from"),
+    ("shape", "biased", "slopes"),
     [
-        ((70, 70, 24), False, ALL, 256),
-        ((64, 64, 40), True, 1, 256),
-        ((50, 37, 33), True, ALL, 256),
-        ((1, 70, 16), False, 1, 256),
-        ((50, 37, 33), True, ALL, 1),
-        ((70, 70, 24), False, 1, 1),
-        ((96, 96, 24), False, 64 * 128, 256),  # the last block has a tile behind the last row
+        ((70, 70, 24), False, ALL),
+        ((64, 64, 40), True, 1),
+        ((50, 37, 33), True, ALL),
+        ((1, 70, 16), False, 1),
+        ((96, 96, 24), False, 64 * 128),  # the last block has a tile behind the last row
     ],
 )
-def test_values_and_gradients(shape, biased, slopes, stored_from, monkeypatch):
-    monkeypatch.setattr(tiled_rows, "STORED_FROM", stored_from)
+def test_values_and_gradients(shape, biased, slopes, monkeypatch):
     monkeypatch.setattr(tiled_rows, "SLOPES", slopes)
     c = Case(*shape)
     for _, loss, formula in cases(c):
@@ -89,19 +86,57 @@ def test_only_what_is_wanted_is_computed():
             assert torch.equal(gradient, expected) if want else gradient is None
 
 
-@pytest.mark.parametrize("kind", [ONE, MEAN, MASS, SIGMOIDS, CLIP])
-def test_right_kernels_pass_their_check_and_wrong_ones_do_not(kind, monkeypatch):
+# One form of each loss without, and one with everything that the loss may have.
+FORMS = [
+    tiled_rows.Form(ONE, "own number", False, False, False, False, False),
+    tiled_rows.Form(ONE, "index", True, False, True, True, True),
+    tiled_rows.Form(ONE, "index", False, True, True, False, False),
+    tiled_rows.Form(MEAN, "own number", True, False, False, True, False),
+    tiled_rows.Form(MEAN, "index", False, False, True, True, False),
+    tiled_rows.Form(MASS, "none", False, False, True, True, False),
+    tiled_rows.Form(SIGMOIDS, "own number", False, False, False, False, False),
+    tiled_rows.Form(SIGMOIDS, "index", False, False, True, True, False),
+    tiled_rows.Form(CLIP, "own number", False, False, False, False, False),
+    tiled_rows.Form(CLIP, "own number", False, False, True, True, True),
+]
+
+
+@pytest.fixture
+def checked(monkeypatch):
     monkeypatch.setattr(tiled_rows, "HALF", torch.float32)  # the interpreter multiplies the bits of bfloat16
     tiled_rows._checked.cache_clear()
-    assert tiled_rows.is_right(kind, False, torch.device("cpu"))
+    yield lambda form: tiled_rows.is_right(form, torch.device("cpu"))
     tiled_rows._checked.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_right_kernels_pass_their_check(form, checked):
+    problem = tiled_rows._example(form, 40, torch.device("cpu")).problem()
+    assert tiled_rows.form_of(problem, form.biased) == form
+    assert checked(form)
+
+
+@pytest.mark.parametrize("form", FORMS[1::2])  # one of each loss
+def test_wrong_kernels_do_not_pass_their_check(form, checked, monkeypatch):
     right = tiled_rows.sum_and_gradients
 
-    def wrong(*arguments):
-        total, (dq, dk, dbias) = right(*arguments)
-        return total, [dq, dk.roll(1, 0), dbias]
+    def wrong(*arguments, **options):
+        total, (dq, dk, dbias) = right(*arguments, **options)
+        several_blocks = options["block"] is not None
+        return total, [dq, dk.roll(1, 0) if several_blocks else dk, dbias]
 
     monkeypatch.setattr(tiled_rows, "sum_and_gradients", wrong)
-    with pytest.warns(RuntimeWarning, match="wrong"):
-        assert not tiled_rows.is_right(kind, False, torch.device("cpu"))
-    tiled_rows._checked.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"wrong results \(gradient of the key"):
+        assert not checked(form)
+
+
+def test_kernels_that_give_no_numbers_do_not_pass_their_check(checked, monkeypatch):
+    right = tiled_rows.sum_and_gradients
+
+    def wrong(*arguments, **options):
+        total, grads = right(*arguments, **options)
+        return total * torch.nan, grads
+
+    monkeypatch.setattr(tiled_rows, "sum_and_gradients", wrong)
+    with pytest.warns(RuntimeWarning, match="wrong results"):
+        assert not checked(FORMS[0])

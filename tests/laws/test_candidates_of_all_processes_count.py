@@ -1,7 +1,5 @@
 """Losses over several processes are those of the whole batch: by gathering and around a ring, values and gradients."""
 
-import socket
-
 import pytest
 import torch
 
@@ -19,14 +17,7 @@ from support.distributed_ranks import (
     ring_results,
 )
 from support.scales import close
-
-
-def spawned(work, folder, processes):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(work, (port, str(folder)), nprocs=processes)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
+from support.spawned_ranks import spawned
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,13 @@
 """Work of each of two processes that share a contrastive batch, and the results it saves."""
 
+import itertools
+from datetime import timedelta
+
 import torch
 from torch import distributed, nn
 
 import gradlogz as gz
+from gradlogz.contrastive import ring as ring_module
 
 SIZES = (5, 3)  # numbers of vectors of the two processes
 
@@ -115,6 +119,73 @@ def ring_rank(rank, port, folder):
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+# Losses that rank 1 calls with a temperature that is refused.
+REFUSED = {
+    "info_nce": gz.info_nce,
+    "n_pair": gz.contrastive.n_pair,
+    "clip_loss": gz.clip_loss,
+    "nt_xent": gz.nt_xent,
+    "supervised": lambda a, b, **o: gz.supervised_contrastive(a, torch.arange(len(a)) // 2, candidates=b,
+                                                              candidate_labels=torch.arange(len(b)) // 2, **o),
+    "siglip": gz.siglip,
+}  # fmt: skip
+
+
+def failing_rank(rank, port, folder):
+    """Save the errors of three processes when the second one fails, and the loss that they compute after each."""
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=3, timeout=timedelta(seconds=60))
+    here = slice(sum(RING_SIZES[:rank]), sum(RING_SIZES[: rank + 1]))
+    a, b = (t[here].requires_grad_() for t in batch())
+    everyone, results = distributed.group.WORLD, {}
+
+    def attempt(name, call):
+        try:
+            call()
+            error = ""
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        after = [gz.info_nce(a, b, group=everyone, ring=ring).detach() for ring in (False, True)]
+        for value in after:
+            distributed.all_reduce(value)
+        results[name] = error, [value / 3 for value in after]
+
+    for ring in (False, True):
+        for name, loss in REFUSED.items():
+            options = {"temperature": -1.0 if rank == 1 else 0.3, "group": everyone, "ring": ring}
+            attempt(f"{name} {ring}", lambda loss=loss, options=options: loss(a, b, **options))
+        first = a[0] if rank == 1 else a
+        attempt(f"shape {ring}", lambda first=first, ring=ring: gz.info_nce(
+            first, b, group=everyone, ring=ring, reduction="sum"))  # fmt: skip
+    attempt("ring_info_nce", lambda: gz.contrastive.ring_info_nce(a[0] if rank == 1 else a, b))
+    # A block in the middle of a ring, forward and backward.
+    for number in (2, 5):
+        for reduction in ("mean", "sum"):
+            attempt(f"block {number} {reduction}", lambda number=number, reduction=reduction: _with_a_failing_block(
+                rank == 1, number, lambda: gz.info_nce(a, b, group=everyone, ring=True, reduction=reduction).backward()
+            ))  # fmt: skip
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def _with_a_failing_block(fails, number, call):
+    """Call while the sums over one block, counted from 1, run out of memory."""
+    right, calls = ring_module.log_sum_exp, itertools.count(1)
+
+    def wrong(*arguments, **options):
+        if fails and next(calls) == number:
+            raise torch.OutOfMemoryError("no memory for this block")
+        return right(*arguments, **options)
+
+    ring_module.log_sum_exp = wrong
+    try:
+        call()
+    finally:
+        ring_module.log_sum_exp = right
 
 
 def grouped(x, y, labels, group):

@@ -4,17 +4,28 @@ DistributedDataParallel averages gradients over processes, so the gradient of ea
 processes to give the gradient of the loss of the global batch. Gathering without gradients, or only with those of the
 local part, gives a smaller gradient.
 
+A process that waits for one that has raised an error would wait until the timeout of the group. The numbers of
+candidates that processes exchange, before they gather and for a mean, therefore tell of errors too: `announces_errors`.
+
 Read next: ring.py (the same without holding all candidates), losses/.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import distributed
 
 from .._errors import InputRuntimeError, InputValueError
+from .._process_ring import OtherProcessError
 from .._typing import Float, Int, Tensor
 from .validation import check_indices, check_rows, check_vectors
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+FAILED = -1  # in the place of a number of candidates
 
 
 class Gathered(NamedTuple):
@@ -22,6 +33,34 @@ class Gathered(NamedTuple):
 
     candidates: Float[Tensor, "n d"]
     own: Int[Tensor, " m"]  # plain-words: ok
+
+
+def announces_errors(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a loss so that an error in one process of `group` is raised in the others as OtherProcessError.
+
+    A process that fails takes part in the next exchange of sizes of the others. A mean ends with one; with another
+    reduction one is made at the end, so that no process enters a backward pass that others do not reach.
+    """
+
+    @wraps(loss)
+    def wrapped(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        group: Any = options.get("group")
+        if group is None or not is_distributed(group):
+            return loss(*arguments, **options)
+        device = next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu"))
+        try:
+            result = loss(*arguments, **options)
+        except OtherProcessError:
+            raise
+        except Exception:
+            with suppress(OtherProcessError):  # the group may be what has failed
+                _exchanged_sizes(FAILED, device, group)
+            raise
+        if options.get("reduction", "mean") != "mean":
+            _checked_sizes(0, device, group)
+        return result
+
+    return wrapped
 
 
 def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.ProcessGroup | None" = None) -> Gathered:
@@ -46,11 +85,12 @@ def gathered(
     positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
     if positive is None:
         check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
+    elif not positive.is_floating_point():
+        check_indices(call, "positive", positive, candidates.shape[0])
     everything = gather_candidates(candidates, group=group)
     if positive is None:
         options["positive"] = everything.own
     elif not positive.is_floating_point():
-        check_indices(call, "positive", positive, candidates.shape[0])
         options["positive"] = positive + everything.own[0]
     if ids is not None:
         of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
@@ -91,10 +131,29 @@ def check_started(call: str) -> None:
 
 def sizes_of_batches(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
     """Number of candidates on each process."""
-    local = torch.tensor([candidates.shape[0]], device=candidates.device)
+    return _checked_sizes(candidates.shape[0], candidates.device, group)
+
+
+def _checked_sizes(size: int, device: torch.device, group: "distributed.ProcessGroup | None") -> list[int]:
+    sizes = _exchanged_sizes(size, device, group)
+    failed = [rank for rank, size in enumerate(sizes) if size == FAILED]
+    if failed:
+        raise OtherProcessError(f"The loss of rank {failed[0]} raised an error, which that process reports.")
+    return sizes
+
+
+def _exchanged_sizes(size: int, device: torch.device, group: "distributed.ProcessGroup | None") -> list[int]:
+    local = torch.tensor([size], device=device)
     sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(sizes, local, group=group)
+    _all_gather(sizes, local, group)
     return [int(size) for size in sizes]
+
+
+def _all_gather(blocks: list[Tensor], local: Tensor, group: Any) -> None:
+    try:
+        distributed.all_gather(blocks, local, group=group)
+    except RuntimeError as error:
+        raise OtherProcessError(f"A process of the group does not answer. {error}") from error
 
 
 def padded(tensor: Tensor, rows: int) -> Tensor:
@@ -106,7 +165,7 @@ def padded(tensor: Tensor, rows: int) -> Tensor:
 
 def _rows_of_all(tensor: Tensor, sizes: list[int], group: Any) -> Tensor:
     blocks = [tensor.new_empty(max(sizes), *tensor.shape[1:]) for _ in sizes]
-    distributed.all_gather(blocks, padded(tensor, max(sizes)), group=group)
+    _all_gather(blocks, padded(tensor, max(sizes)), group)
     return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
 
 

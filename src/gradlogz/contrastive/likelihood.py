@@ -22,9 +22,8 @@ from .._autocast import without_autocast
 from .._errors import InputValueError, shape_of
 from .._typing import Bool, Float, Int, Tensor
 from ..kernels.attention import reference
-from ..kernels.losses.logit_losses import DENSE, each_row, is_compiled, sum_of_rows
+from ..kernels.losses.logit_losses import DENSE, compiled_sum, each_row, sum_of_rows
 from ..kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp, pairs
-from ..kernels.losses.row_loss import ONE
 from ..kernels.losses.softmax_losses import OnePositive, softplus
 from ..kernels.losses.visible_pairs import VisiblePairs
 from ..measures.empirical import Empirical
@@ -119,11 +118,11 @@ class Likelihood:
         check_precision(call, self.precision)
         if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
             self._set(temperature=self.temperature.reshape(()))
-        fields = {"anchor": self.anchor, "candidates": self.candidates, "positive": outside}
-        fields |= {"log_weights": self.log_weights, "bias": self.bias}
-        floating = {field: t for field, t in fields.items() if t is not None}
-        if any(t.dtype is not torch.float32 for t in floating.values()):
-            self._set(**dict(zip(floating, promoted(*floating.values()), strict=True)))
+        floating = self.anchor, self.candidates, outside, self.log_weights, self.bias
+        if any(t is not None and t.dtype is not torch.float32 for t in floating):
+            names = "anchor", "candidates", "positive", "log_weights", "bias"
+            fields = {name: t for name, t in zip(names, floating, strict=True) if t is not None}
+            self._set(**dict(zip(fields, promoted(*fields.values()), strict=True)))
 
     def _check_options(self, m: int, n: int) -> None:
         """Check log weights, bias, ids and mask."""
@@ -139,11 +138,9 @@ class Likelihood:
             self._set(ids=(of_anchors, of_candidates))
         if self.mask is not None:
             if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (m, n):
-                fact, remedy = (
-                    f"{self.mask.dtype} of shape {shape_of(self.mask)}",
-                    "Pass True where a candidate may be a negative.",
-                )
-                raise InputValueError(call, "mask", f"mask must be bool of shape ({m}, {n}), got {fact}", remedy)
+                fact = f"{self.mask.dtype} of shape {shape_of(self.mask)}"
+                problem = f"mask must be bool of shape ({m}, {n}), got {fact}"
+                raise InputValueError(call, "mask", problem, "Pass True where a candidate may be a negative.")
             check_device(call, **{anchor_name: self.anchor, "mask": self.mask})
 
     def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
@@ -201,16 +198,18 @@ class Likelihood:
         """
         check_choice(self.call, "reduction", reduction, REDUCTIONS)
         m, n = self.anchor.shape[0], self.candidates.shape[0]
-        learned = isinstance(self.temperature, Tensor) and margin != 0
-        if reduction == "none" or decoupled or learned or self._outside or not self._at_once(m * n):
-            if learned or decoupled:  # a margin has a gradient in the temperature
-                return self.loss_of_log_odds(self.log_odds(), reduction, decoupled=decoupled, margin=margin)
-            return reduced(self.call, self._losses(decoupled=False, margin=margin), reduction)
-        coefficient = 1 / m if reduction == "mean" else 1.0
-        rows = self._rows(decoupled=False, margin=margin)
-        eta, factor = (self.eta, 1.0) if isinstance(self.temperature, Tensor) else (self.anchor, 1 / self.temperature)
-        options: Any = {"factor": factor, "precision": self.precision}
-        return sum_of_rows(rows, eta, self.candidates, self._bias(), coefficient, **options)
+        if decoupled or (margin and isinstance(self.temperature, Tensor)):  # a margin has a gradient in the temperature
+            return self.loss_of_log_odds(self.log_odds(), reduction, decoupled=decoupled, margin=margin)
+        if reduction != "none" and not self._outside:
+            learned = isinstance(self.temperature, Tensor)
+            eta, factor = (self.eta, 1.0) if learned else (self.anchor, 1 / self.temperature)
+            rows, options = self._rows(decoupled=False, margin=margin), {"factor": factor, "precision": self.precision}
+            sums: Any = sum_of_rows if m * n <= DENSE else compiled_sum
+            coefficient = 1 / m if reduction == "mean" else 1.0
+            total = sums(rows, eta, self.candidates, self._bias(), coefficient, **options)
+            if total is not None:
+                return total
+        return reduced(self.call, self._losses(decoupled=False, margin=margin), reduction)
 
     def loss_of_log_odds(
         self, log_odds: Float[Tensor, " m"], reduction: str, *, decoupled: bool = False, margin: float = 0.0
@@ -359,16 +358,11 @@ class Likelihood:
             losses = losses + margin / self.temperature
         return losses if decoupled else softplus(losses)
 
-    def _at_once(self, pairs: int) -> bool:
-        """True if the sum of the losses is computed from the logits of whole rows."""
-        return pairs <= DENSE or is_compiled(self.anchor, self.candidates, self._bias(), self.precision, ONE)
-
     def _rows(self, *, decoupled: bool, margin: float) -> OnePositive:
         """The loss as a function of rows of logits, for positives among the candidates."""
-        visible, in_logits = (
-            self._visible()._replace(included=None),
-            margin / float(self.temperature) if margin else 0.0,
-        )
+        ids = self.ids if isinstance(self.ids, tuple) else None  # a pair since __post_init__
+        visible = VisiblePairs(not self.exclude_self, ids, same=False, mask=self.mask)
+        in_logits = margin / float(self.temperature) if margin else 0.0
         return OnePositive(self.anchor.shape[0], self.positive, visible, margin=in_logits, decoupled=decoupled)
 
     def _check_negatives(self, losses: Tensor) -> None:

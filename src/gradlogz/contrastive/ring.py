@@ -7,12 +7,15 @@
     backward    the blocks pass once more; their gradients travel with them, and every process adds its term
 
 The part of a block is torch code, computed again in the backward pass, so that memory is linear in the batch of one
-process. First derivatives only. Batches may have different sizes.
+process. First derivatives only. Batches may have different sizes. A process whose part raises an error passes the other
+blocks on first, since the others wait for them.
 
 Read next: distributed.py (all candidates on every process), losses/ (`ring=True`).
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -116,12 +119,15 @@ class _RingTotals(torch.autograd.Function):
         rows, operands = tensors[:count], tensors[count:]
         ctx.part, ctx.log_domain, ctx.sizes, ctx.group, ctx.count = part, log_domain, sizes, group, count
         totals: list[Tensor] = []
+        failure = FirstError()
         moving = [None if t is None else padded(t, max(sizes)) for t in operands]
         for here in ranks_of_blocks(group):
-            parts = part(_block(moving, sizes, here, group), *rows)
-            add = zip(totals, parts, log_domain, strict=True) if totals else ()
-            totals = [log_add(t, p) if is_log else t + p for t, p, is_log in add] or list(parts)
+            with failure:
+                parts = part(_block(moving, sizes, here, group), *rows)
+                add = zip(totals, parts, log_domain, strict=True) if totals else ()
+                totals = [log_add(t, p) if is_log else t + p for t, p, is_log in add] or list(parts)
             moving = _passed_on(moving, group)
+        failure.raise_if_any()
         ctx.save_for_backward(*tensors, *totals)
         return tuple(totals)
 
@@ -134,32 +140,58 @@ class _RingTotals(torch.autograd.Function):
         moving = [None if t is None else padded(t, max(sizes)) for t in tensors[count:]]
         collected = [None if t is None else torch.zeros_like(t) for t in moving[:2]]
         row_gradients = [torch.zeros_like(t) for t in tensors[:count]]
+        failure = FirstError()
         for here in ranks_of_blocks(group):
-            with torch.enable_grad(), autocast_disabled(gradients[0]):
-                rows = [t.detach().requires_grad_() for t in tensors[:count]]
+            with failure:
                 block = _block([None if t is None else t.detach() for t in moving], sizes, here, group)
-                x = block.candidates.detach().requires_grad_()
-                w = None if block.log_weights is None else block.log_weights.detach().requires_grad_()
-                parts = ctx.part(block._replace(candidates=x, log_weights=w), *rows)
-                inputs = [*rows, x] if w is None else [*rows, x, w]
-                weights = [
-                    g * (p.detach() - t.masked_fill(t == -torch.inf, 0.0)).exp() if is_log else g
-                    for g, p, t, is_log in zip(gradients, parts, totals, ctx.log_domain, strict=True)
-                ]
-                pulled = [(p, w) for p, w in zip(parts, weights, strict=True) if p.requires_grad]
-                slopes = list(
-                    torch.autograd.grad([p for p, _ in pulled], inputs, [w for _, w in pulled], allow_unused=True)
-                )
-            for total in row_gradients:
-                slope = slopes.pop(0)
-                total += 0 if slope is None else slope
-            for total in (c for c in collected if c is not None):
-                slope = slopes.pop(0)
-                total[: sizes[here]] += 0 if slope is None else slope
+                slopes = _slopes(ctx.part, ctx.log_domain, block, tensors[:count], totals, gradients)
+                sums = [*row_gradients, *(c[: sizes[here]] for c in collected if c is not None)]
+                for total, slope in zip(sums, slopes, strict=True):
+                    total += 0 if slope is None else slope
             *moving, dx, dw = _passed_on([*moving, *collected], group)
             collected = [dx, dw]
+        failure.raise_if_any()
         local = tensors[count].shape[0]
         return *[None] * 5, *row_gradients, *(None if c is None else c[:local] for c in collected), None
+
+
+def _slopes(
+    part: Part,
+    log_domain: tuple[bool, ...],
+    block: CandidateBlock,
+    rows: tuple[Tensor, ...],
+    totals: tuple[Tensor, ...],
+    gradients: tuple[Tensor, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the rows, the candidates and the log weights, from the part of one block."""
+    with torch.enable_grad(), autocast_disabled(gradients[0]):
+        rows = tuple(t.detach().requires_grad_() for t in rows)
+        x = block.candidates.detach().requires_grad_()
+        w = None if block.log_weights is None else block.log_weights.detach().requires_grad_()
+        parts = part(block._replace(candidates=x, log_weights=w), *rows)
+        inputs = [*rows, x] if w is None else [*rows, x, w]
+        weights = [
+            g * (p.detach() - t.masked_fill(t == -torch.inf, 0.0)).exp() if is_log else g
+            for g, p, t, is_log in zip(gradients, parts, totals, log_domain, strict=True)
+        ]
+        pulled = [(p, w) for p, w in zip(parts, weights, strict=True) if p.requires_grad]
+        return torch.autograd.grad([p for p, _ in pulled], inputs, [w for _, w in pulled], allow_unused=True)
+
+
+class FirstError(AbstractContextManager["FirstError"]):
+    """Context for each step around a ring, which goes on after an error; the first one is raised at the end."""
+
+    error: Exception | None = None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.error = self.error or error
+        return True
+
+    def raise_if_any(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def _block(moving: list[Tensor | None], sizes: list[int], here: int, group: Any) -> CandidateBlock:

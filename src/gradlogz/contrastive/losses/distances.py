@@ -4,7 +4,6 @@ Read next: ../scaling.py (distances as dot products).
 """
 
 import math
-from typing import TYPE_CHECKING
 
 from ..._autocast import without_autocast
 from ..._errors import InputValueError, shape_of
@@ -23,9 +22,6 @@ from ..validation import (
     wide,
 )
 from .options import Temperature
-
-if TYPE_CHECKING:
-    pass
 
 
 @without_autocast

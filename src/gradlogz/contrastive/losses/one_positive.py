@@ -12,7 +12,7 @@ from ..._autocast import without_autocast
 from ..._errors import InputValueError, shape_of
 from ..._typing import Bool, Float, Int, Tensor
 from ...kernels.losses.pairwise_log_sum_exp import log_add
-from ..distributed import check_started, gathered, mean_over_processes
+from ..distributed import announces_errors, check_started, gathered, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import behind_on_ring, check_ring
 from ..validation import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@announces_errors
 @without_autocast
 def info_nce(
     anchor: Float[Tensor, "m d"],
@@ -140,6 +141,7 @@ def _hard_negatives_behind(
     return (logits if weight is None else logits - weight.unsqueeze(-1)).logsumexp(-1)
 
 
+@announces_errors
 @without_autocast
 def n_pair(
     anchor: Float[Tensor, "m d"],
@@ -202,5 +204,6 @@ def ring_info_nce(
     rest: Any = {**options}
     normalize, margin, decoupled = rest.pop("normalize", False), rest.pop("margin", 0.0), rest.pop("decoupled", False)
     everyone = rest.pop("group", None) or distributed.group.WORLD
-    arguments = (normalize, margin, decoupled, "none", everyone, True)
-    return reduced(call, one_direction(anchor, candidates, *arguments, call=call, **rest), reduction)
+    rest |= {"reduction": "none", "group": everyone, "ring": True, "call": call}
+    losses = announces_errors(one_direction)(anchor, candidates, normalize, margin, decoupled, **rest)
+    return reduced(call, losses, reduction)

@@ -4,7 +4,7 @@ Read next: one_positive.py.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,6 @@ from ..validation import (
     wide,
 )
 from .options import Temperature
-
-if TYPE_CHECKING:
-    pass
 
 
 @without_autocast

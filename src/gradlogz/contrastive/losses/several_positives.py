@@ -15,7 +15,7 @@ from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
 from ...kernels.losses.pairwise_log_sum_exp import pairs as by_pairs
 from ...kernels.losses.softmax_losses import SomePositives, Targets, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_started, gather_candidates, gather_rows, mean_over_processes
+from ..distributed import announces_errors, check_started, gather_candidates, gather_rows, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@announces_errors
 @without_autocast
 def supervised_contrastive(
     vectors: Float[Tensor, "m d"],

@@ -13,7 +13,7 @@ from ...kernels.losses.logit_losses import each_row, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import pairs
 from ...kernels.losses.softmax_losses import Sigmoids, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_group, gathered, mean_over_processes
+from ..distributed import announces_errors, check_group, gathered, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@announces_errors
 @without_autocast
 def siglip(
     anchor: Float[Tensor, "m d"],
@@ -71,7 +72,8 @@ def siglip(
         positive = options["positive"]
     family = Likelihood(anchor, candidates, **options)
     eta, x = family.eta, family.candidates
-    shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device).expand(x.shape[0])
+    n = x.shape[0]  # a tensor made of a number would be copied to a GPU, for which the host waits
+    shift = offset.to(eta).expand(n) if isinstance(offset, Tensor) else eta.new_full((n,), offset)
     pairs_of_ids = family.ids if isinstance(family.ids, tuple) else None
     rows = Sigmoids(eta.shape[0], positive, VisiblePairs(labels=pairs_of_ids, same=False))
     if reduction == "none":
@@ -90,7 +92,7 @@ def _around_the_ring(
     ids: Any = family.ids  # a pair
     of_anchors, of_candidates = (None, None) if ids is None else ids
     eta, x, positive = family.eta, family.candidates, family.index_of_positive()
-    shift = torch.as_tensor(offset, dtype=eta.dtype, device=eta.device)
+    shift = offset.to(eta) if isinstance(offset, Tensor) else eta.new_full((), offset)
 
     def part(block: CandidateBlock, query: Tensor, shift_of_rows: Tensor) -> tuple[Tensor]:
         labels = None if of_anchors is None or block.labels is None else (of_anchors, block.labels)

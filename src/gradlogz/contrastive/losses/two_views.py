@@ -9,12 +9,11 @@ import torch
 
 from ..._autocast import without_autocast
 from ..._typing import Float, Int, Tensor
-from ...kernels.losses.logit_losses import DENSE, is_compiled, sum_of_rows
+from ...kernels.losses.logit_losses import DENSE, compiled_sum, is_compiled, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
-from ...kernels.losses.row_loss import CLIP, ONE
-from ...kernels.losses.softmax_losses import BothDirections, softplus
+from ...kernels.losses.softmax_losses import BothDirections, OnePositive, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import check_started, gather_candidates, gather_rows, gathered, mean_over_processes
+from ..distributed import announces_errors, check_started, gather_candidates, gather_rows, gathered, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import behind_on_ring, check_ring
 from ..validation import (
@@ -40,6 +39,7 @@ ONE_MATRIX = 1 << 20
 COMPILED_MATRIX = 1 << 24
 
 
+@announces_errors
 @without_autocast
 def clip_loss(
     a: Float[Tensor, "m d"],
@@ -63,6 +63,7 @@ def clip_loss(
     call = "clip_loss"
     check_choice(call, "reduction", reduction, REDUCTIONS)
     check_vectors(call, a=a, b=b)
+    check_rows(call, "b", b, a.shape[0], "a")
     a, b = (unit(t) if normalize else t for t in promoted(a, b))
     options: Any = {"temperature": temperature, "log_weights": log_weights, "ids": ids}
     options |= {"precision": precision, "call": call}
@@ -73,14 +74,18 @@ def clip_loss(
         return (there + back) / 2
     one = Likelihood(a, b, names=("a", "b"), **options)
     m = a.shape[0]
-    compiled = is_compiled(a, b, None, precision, CLIP)
-    at_once = (compiled and a.is_cuda) or m * m <= (COMPILED_MATRIX if compiled else ONE_MATRIX)
-    if reduction != "none" and log_weights is None and at_once:
-        negatives = VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False)
+    if reduction != "none" and log_weights is None:
+        rows = BothDirections(VisiblePairs() if ids is None else VisiblePairs(labels=(ids, ids), same=False))
         coefficient = 1 / m if reduction == "mean" else 1.0
         eta, factor = (one.eta, 1.0) if isinstance(temperature, Tensor) else (one.anchor, 1 / temperature)
-        rows = BothDirections(negatives)
-        return sum_of_rows(rows, eta, one.candidates, None, coefficient, factor=factor, precision=precision)
+        arguments: Any = (rows, eta, one.candidates, None, coefficient)
+        total = None
+        if m * m <= ONE_MATRIX:
+            total = sum_of_rows(*arguments, factor=factor, precision=precision)
+        elif a.is_cuda or m * m <= COMPILED_MATRIX:
+            total = compiled_sum(*arguments, factor=factor, precision=precision)
+        if total is not None:
+            return total
     other = Likelihood(b, a, names=("b", "a"), **options)
     return (one.loss(reduction) + other.loss(reduction)) / 2
 
@@ -100,6 +105,7 @@ def _over_processes(
     return loss if part == reduction else mean_over_processes(loss, x.shape[0], x.device, group)
 
 
+@announces_errors
 @without_autocast
 def nt_xent(
     a: Float[Tensor, "m d"],
@@ -154,7 +160,8 @@ def nt_xent(
         part = "sum" if reduction == "mean" else reduction
         loss = family.loss(part, decoupled=decoupled, margin=margin)
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
-    summed = reduction != "none" and not decoupled and is_compiled(z, z, None, precision, ONE)
+    rows = OnePositive(z.shape[0], positive, VisiblePairs(itself=False))
+    summed = reduction != "none" and not decoupled and is_compiled(rows, z, z, None, precision)
     if view_ids is None and z.shape[0] ** 2 > DENSE and not summed:
         check_choice(call, "reduction", reduction, REDUCTIONS)
         check_temperature(call, temperature, z)

@@ -54,18 +54,45 @@ def sum_of_rows(
     """Sum over rows of coefficient times the loss of factor <q, k> + bias, with first and second derivatives."""
     if is_special(query, key, bias):
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
-    if _may_be_compiled(query, key, bias, precision):
-        problem = loss.problem()
-        if problem is not None and _is_served(problem.kind, query):
-            return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
+    problem = _compiled_problem(loss, query, key, bias, precision)
+    if problem is not None:
+        return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
     return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
 
 
-def is_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None, kind: int) -> bool:
-    """True if compiled_rows.py or tiled_rows.py can compute the sum of a loss of this kind of these operands."""
-    if is_special(query, key, bias):
-        return False
-    return _may_be_compiled(query, key, bias, precision) and _is_served(kind, query)
+def compiled_sum(
+    loss: RowLoss,
+    query: Float[Tensor, "m d"],
+    key: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | Float[Tensor, "m n"] | None,
+    coefficient: float,
+    *,
+    factor: float = 1.0,
+    precision: torch.dtype | None = None,
+) -> Float[Tensor, ""] | None:
+    """`sum_of_rows` by compiled_rows.py or tiled_rows.py, in bounded memory; None if they do not serve the operands."""
+    problem = None if is_special(query, key, bias) else _compiled_problem(loss, query, key, bias, precision)
+    if problem is None:
+        return None
+    return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
+
+
+def is_compiled(loss: RowLoss, query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
+    """True if `compiled_sum` serves these operands."""
+    return not is_special(query, key, bias) and _compiled_problem(loss, query, key, bias, precision) is not None
+
+
+def _compiled_problem(
+    loss: RowLoss, query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None
+) -> Problem | None:
+    """The loss as compiled code takes it; None if torch code computes it."""
+    if not _may_be_compiled(query, key, bias, precision):
+        return None
+    problem = loss.problem()
+    if problem is None or not query.is_cuda:
+        return problem
+    kernel: Any = kernel_module(TILED, "triton")
+    return problem if kernel.serves(problem, bias is not None, query.device) else None
 
 
 def _may_be_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
@@ -87,12 +114,6 @@ def _may_be_compiled(query: Tensor, key: Tensor, bias: Tensor | None, precision:
 def _tiles_run_on(device: torch.device) -> bool:
     """True if a GPU multiplies bfloat16 by tiles, and Triton is installed."""
     return torch.cuda.get_device_capability(device)[0] >= 8 and kernel_module(TILED, "triton") is not None
-
-
-def _is_served(kind: int, query: Tensor) -> bool:
-    """True on a CPU, and for kinds of losses whose kernels are right on this GPU."""
-    kernel: Any = kernel_module(TILED, "triton") if query.is_cuda else None
-    return kernel is None or kernel.serves(kind, query.shape[1], query.device)
 
 
 def each_row(
@@ -253,17 +274,11 @@ class _CompiledSum(torch.autograd.Function):
         if torch.is_grad_enabled():
             with autocast_disabled(gradient):
                 return *_twice(ctx, gradient, per_row=False), None, None, None, None, None
-        _, _, _, dq, dk, dbias = ctx.saved_tensors
-        return (
-            None if dq is None else dq * gradient,
-            None if dk is None else dk * gradient,
-            None if dbias is None else dbias * gradient,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        grads = ctx.saved_tensors[3:]
+        some = [t for t in grads if t is not None]
+        # One launch on a GPU, where it takes the host longer than the multiplication.
+        scaled = iter(torch._foreach_mul(some, gradient) if gradient.is_cuda else [t * gradient for t in some])
+        return *(None if t is None else next(scaled) for t in grads), None, None, None, None, None
 
 
 class _DenseRows(torch.autograd.Function):

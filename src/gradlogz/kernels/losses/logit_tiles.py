@@ -10,9 +10,8 @@
     positives         W_p = a - 1/|P| - share a ("mean"), -share a ("mass"),   a = softmax over the positives
     sigmoids          W_j = sigmoid(s_j),  W_+ = -sigmoid(-s_+);  no statistics are needed
 
-Logits are in units of log 2, so that an exponential is one instruction. In few dimensions the products are computed
-twice, which costs less than writing them in float32 and reading them again; in many dimensions they are stored. Sums
-have a fixed order: results are bitwise reproducible.
+Logits are in units of log 2, so that an exponential is one instruction. The products are computed twice, which takes no
+longer than writing them in float32 and reading them again. Sums have a fixed order: results are bitwise reproducible.
 
 Read next: tiled_rows.py (the launches), softmax_losses.py (the losses).
 """
@@ -43,17 +42,13 @@ def _place(m, n, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _logits(
-    query, key, bias, row, line, column, n, d, scale,
-    STORED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    query, key, bias, row, column, n, d, scale, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile in units of log 2: the product of query and key, or `query` if it has the stored products."""
-    if STORED:
-        total = query.load([line, column])
-    else:
-        total = tl.zeros([BM, BN], tl.float32)
-        for first in range(0, d, BK):
-            q, k = query.load([row, first]), key.load([column, first])
-            total = tl.dot(q, k.T, total, input_precision="ieee")
+    """Logits of a tile in units of log 2."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for first in range(0, d, BK):
+        q, k = query.load([row, first]), key.load([column, first])
+        total = tl.dot(q, k.T, total, input_precision="ieee")
     s = total * (scale * LOG2_E)
     if bias is not None:
         columns = column + tl.arange(0, BN)
@@ -106,13 +101,13 @@ def _sides(
 def tile_statistics(
     query, key, parts, of_columns, results, bias, chosen, row_labels, key_labels, mask,
     first, lines, m, n, d, scale,
-    KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr, STORED: tl.constexpr,
+    KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Statistics of a tile: parts of rows [fields, tiles, lines] and columns [2, 1 + tiles, n], logits of positives."""
     down, along = _place(lines, n, BM, BN)
     row, column = first + down * BM, along * BN
-    s = _logits(query, key, bias, row, down * BM, column, n, d, scale, STORED, BM, BN, BK)
+    s = _logits(query, key, bias, row, column, n, d, scale, BM, BN, BK)
     rows, columns, line = row + tl.arange(0, BM), column + tl.arange(0, BN), down * BM + tl.arange(0, BM)
     index, positive, negative = _sides(
         rows, columns, chosen, row_labels, key_labels, mask, m, n, KIND, CHOSEN, OTHERS, EDGE
@@ -181,7 +176,7 @@ def _softplus_and_sigmoid(x):
 
 @triton.jit(do_not_specialize=["first", "lines", "stride", "count", "end", "m"])
 def finish_lines(
-    parts, results, positives, first, lines, stride, count, end, m, margin, weight,
+    parts, results, positives, first, lines, stride, count, end, m, margin, weight, coefficient,
     KIND: tl.constexpr, DECOUPLED: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Results of rows (or columns): loss, log normaliser of slopes, share, log mass and 1 / number of positives.
@@ -221,7 +216,7 @@ def finish_lines(
     log_normalizer = tl.where(none, float("inf"), N - tl.log2(tl.where(none, 1.0, share)))
     tl.store(results + m.to(tl.int64) + row, log_normalizer, there)
     tl.store(results + 2 * m.to(tl.int64) + row, share, there)
-    tl.store(results + row, loss * weight, there)
+    tl.store(results + row, loss * (weight * coefficient), there)
 
 
 @triton.jit(do_not_specialize=["n", "first", "count"])
@@ -237,14 +232,14 @@ def join_columns(parts, n, first, count, BT: tl.constexpr, BR: tl.constexpr):
 @triton.jit(do_not_specialize=["first", "lines", "m", "n", "d"])
 def tile_slopes(
     query, key, slopes, results, of_columns, losses, bias, chosen, row_labels, key_labels, mask,
-    first, lines, m, n, d, scale,
-    KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr, STORED: tl.constexpr,
+    first, lines, m, n, d, scale, coefficient,
+    KIND: tl.constexpr, CHOSEN: tl.constexpr, OTHERS: tl.constexpr, EDGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Slopes of a tile, and with sigmoids the losses of its rows."""
     down, along = _place(lines, n, BM, BN)
     row, column = first + down * BM, along * BN
-    s = _logits(query, key, bias, row, down * BM, column, n, d, scale, STORED, BM, BN, BK)
+    s = _logits(query, key, bias, row, column, n, d, scale, BM, BN, BK)
     rows, columns, line = row + tl.arange(0, BM), column + tl.arange(0, BN), down * BM + tl.arange(0, BM)
     _, positive, negative = _sides(
         rows, columns, chosen, row_labels, key_labels, mask, m, n, KIND, CHOSEN, OTHERS, EDGE
@@ -252,7 +247,7 @@ def tile_slopes(
     if KIND == SIGMOIDS:
         s = tl.where(positive, -s, tl.where(negative, s, -float("inf"))) * LOG_2
         loss, slope = _softplus_and_sigmoid(s)
-        tl.store(losses + along * lines.to(tl.int64) + line, tl.sum(loss, 1), line < lines)
+        tl.store(losses + along * lines.to(tl.int64) + line, tl.sum(loss, 1) * coefficient, line < lines)
         slope = tl.where(positive, -slope, slope)
     else:
         there, plane = rows < m, m.to(tl.int64)

@@ -1,0 +1,52 @@
+"""An error in one process of a contrastive loss leaves no other process waiting, and none out of step afterwards."""
+
+import pytest
+
+import gradlogz as gz
+from support.distributed_ranks import REFUSED, batch, failing_rank
+from support.scales import close
+from support.spawned_ranks import spawned
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return spawned(failing_rank, tmp_path_factory.mktemp("failing"), 3)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("name", [*REFUSED, "shape"])
+def test_refused_arguments_of_one_process_are_raised_in_all(results, name, ring):
+    errors = [result[f"{name} {ring}"][0] for result in results]
+    assert errors[1].startswith("InputValueError")
+    for other in (errors[0], errors[2]):
+        assert other.startswith("OtherProcessError")
+        assert "rank 1" in other
+
+
+def test_ring_info_nce_raises_in_all(results):
+    errors = [result["ring_info_nce"][0].partition(":")[0] for result in results]
+    assert errors == ["OtherProcessError", "InputValueError", "OtherProcessError"]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("block 2 mean", "OtherProcessError"),
+        ("block 2 sum", "OtherProcessError"),
+        ("block 5 mean", ""),  # in the backward pass
+        ("block 5 sum", ""),
+    ],
+)
+def test_a_ring_goes_on_when_a_block_fails(results, name, others):
+    errors = [result[name][0].partition(":")[0] for result in results]
+    assert errors == [others, "OutOfMemoryError", others]
+
+
+def test_processes_are_in_step_afterwards(results):
+    a, b = batch()
+    expected = gz.info_nce(a, b)
+    assert len(results[0]) == 2 * (len(REFUSED) + 1) + 5
+    for result in results:
+        for _, values in result.values():
+            for value in values:
+                close(value, expected, 1000.0)
