@@ -4,7 +4,7 @@ python benchmarks/attention_gpu.py [section ...]        all sections by default;
 
     rows        as many queries as keys, forward and backward, against cuDNN, flash attention 2 and flex attention
     training    a step of GPT-2 small on attend and on scaled_dot_product_attention, eager and compiled
-    masks       forward with masks, against scaled_dot_product_attention with a dense mask
+    masks       forward with masks, against scaled_dot_product_attention with a dense mask, and without a mask
     packed      8 documents of 512 tokens in one sequence, against the same documents in a batch, on the device
     decoding    few queries and many keys, against scaled_dot_product_attention
 
@@ -14,17 +14,18 @@ Bytes count inputs and outputs once each. Operations and exponentials are those 
 and one exponential per visible pair forward, five products and one exponential backward. gradlogz needs seven products
 backward.
 
-Sections that are not selected retain their numbers; the hashes identify the kernels that were measured. Short calls are
-timed twice: as Python calls, and as a replayed CUDA graph, which measures the device only.
+Sections that are not selected retain their numbers. "runs" has the date and the versions of each section, and "sha256"
+identifies the code of the kernels that were measured, without comments. Short calls are timed twice: as Python calls,
+and as a replayed CUDA graph, which measures the device only.
 """
 
-import hashlib
 import json
 import statistics as numbers
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -49,6 +50,7 @@ from gradlogz.kernels.attention import (
 )
 from gradlogz.kernels.attention.operator import directional
 from gradlogz.kernels.attention.scoring import Scoring, Sight
+from source_hash import source_hash
 
 SHAPES = [(16, 16, 512, 64), (32, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128), (1, 16, 16384, 128)]
 # Batch, heads, heads of keys, queries, keys, head size, and whether a tenth of the keys is padding.
@@ -288,6 +290,7 @@ def masks(_top: dict[str, float]) -> list[dict[str, object]]:
     window, packed = (before >= 0) & (before < 512), segments[:, None] == segments
     additive = torch.randn(1, h, n, n, device="cuda", dtype=torch.bfloat16)
     cases = {
+        "none": (None, {}),
         "bool mask": (pairs, {"attn_mask": pairs}),
         "padding": (padding, {"attn_mask": padding}),
         "additive mask per head": (additive, {"attn_mask": additive}),
@@ -300,7 +303,9 @@ def masks(_top: dict[str, float]) -> list[dict[str, object]]:
             "attend": milliseconds(lambda options=options: attend(q, k, v, **options)),
             "sdpa": milliseconds(lambda m=mask: functional.scaled_dot_product_attention(q, k, v, attn_mask=m)),
         }
-        rows.append({"shape": shape, "mask": name, "ms": {key: t and round(t, 4) for key, t in times.items()}})
+        visible = 1.0 if mask is None or mask.dtype is not torch.bool else mask.float().mean().item()
+        ms = {key: t and round(t, 4) for key, t in times.items()}
+        rows.append({"shape": shape, "mask": name, "visible pairs": round(visible, 4), "ms": ms})
         print(rows[-1], flush=True)
     return rows
 
@@ -315,8 +320,14 @@ def packed(_top: dict[str, float]) -> list[dict[str, object]]:
             for name, each in lengths.items():
                 numbered = torch.arange(len(each), device="cuda").repeat_interleave(torch.tensor(each, device="cuda"))
                 calls[name] = step_of_documents((4, 16, 4096, size), causal, numbered.unsqueeze(0))
-            forward = as_graphs({name: forward for name, (forward, _) in calls.items()})
-            backward = as_graphs({name: both for name, (_, both) in calls.items()}, repeats=5)
+            for name, ways in calls.items():
+                for way, call in zip(("forward", "with backward"), ways, strict=True):
+                    begun = time.perf_counter()
+                    call()
+                    torch.cuda.synchronize()
+                    print(f"   {size} {name} {way}: first call in {time.perf_counter() - begun:.1f} s", flush=True)
+            forward = as_graphs({name: forward for name, (forward, _) in calls.items()}, repeats=10, rounds=9)
+            backward = as_graphs({name: both for name, (_, both) in calls.items()}, repeats=3, rounds=9)
             rows.append({"head size": size, "causal": causal, "forward, ms": forward, "with backward, ms": backward})
             print(rows[-1], flush=True)
     return rows
@@ -363,7 +374,7 @@ def as_called(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     }
 
 
-def as_graphs(calls: dict[str, Call], repeats: int = 20) -> dict[str, float]:
+def as_graphs(calls: dict[str, Call], repeats: int = 20, rounds: int = 25) -> dict[str, float]:
     """Return milliseconds on the device, without Python."""
     replays = {}
     for name, call in calls.items():
@@ -375,7 +386,7 @@ def as_graphs(calls: dict[str, Call], repeats: int = 20) -> dict[str, float]:
             for _ in range(repeats):
                 call()
         replays[name] = graph.replay
-    return {name: round(numbers.median(t) / repeats, 4) for name, t in in_turns(replays, 5).items()}
+    return {name: round(numbers.median(t) / repeats, 4) for name, t in in_turns(replays, 5, rounds).items()}
 
 
 def few_queries(top: dict[str, float]) -> list[dict[str, object]]:
@@ -416,20 +427,17 @@ SECTIONS = {
 def main(names: list[str]) -> None:
     torch.manual_seed(0)
     table = json.loads(RESULTS.read_text()) if names else {"sha256": {}}
-    table |= {
-        "benchmark": "attention_gpu",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    table |= {"benchmark": "attention_gpu", **machine}
     print("calls from C++:", cpp_calls.wait() or cpp_calls.problem(), flush=True)
     if not names:
         table["ceilings"] = ceilings()
     for name in names or SECTIONS:
         measure, modules = SECTIONS[name]
-        sources = [Path(module.__file__) for module in modules]
-        table["sha256"][name] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
         table[name] = measure(table["ceilings"])
+        sources = [Path(module.__file__) for module in modules]
+        table["sha256"][name] = {path.name: source_hash(path) for path in sources}
+        table.setdefault("runs", {})[name] = {"date": datetime.now(UTC).isoformat(timespec="minutes"), **machine}
         RESULTS.write_text(json.dumps(table, indent=2) + "\n")
 
 

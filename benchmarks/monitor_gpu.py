@@ -6,8 +6,8 @@
 python3 benchmarks/monitor_gpu.py [folder] [--limit 150]   on a machine with a GPU; writes monitor_gpu.json
 python3 benchmarks/monitor_gpu.py [folder] --tiny          small models, also without a GPU: whether it runs
 
-Each row is printed and written when it is measured, compiled models first; no row is begun that would not end within
-the limit, by the time of the rows before.
+Each row is printed and written when it is measured, GPT-2 first; no row is begun that would not end within the limit,
+by the time of the row before it or, for the first row of its kind, by an estimate.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Subject(NamedTuple):
     dtype: torch.dtype  # of the parameters
     layers: str | None  # the modules that are compiled one by one; None: the model as one
     steps: int
-    seconds: float  # of the longest case, before one has been measured
+    seconds: float  # of a compiled model, before one has been measured; half as many of an eager one
 
 
 def gpt2(tiny: bool) -> Any:
@@ -62,8 +63,8 @@ def llama(tiny: bool) -> Any:
 
 
 SUBJECTS = [
-    Subject("GPT-2 small", gpt2, (16, 1024), torch.float32, None, 12, 45.0),
-    Subject("Llama, 1 B", llama, (4, 4096), torch.bfloat16, "LlamaDecoderLayer", 3, 20.0),
+    Subject("GPT-2 small", gpt2, (16, 1024), torch.float32, None, 12, 25.0),
+    Subject("Llama, 1 B", llama, (4, 4096), torch.bfloat16, "LlamaDecoderLayer", 3, 24.0),
 ]
 
 
@@ -140,7 +141,7 @@ def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> d
         recorded_host = milliseconds_of_host(step)
     eager_passes = len(EAGER_PASSES)
     with gradlogz.monitor(call, every=PERIOD, thresholds=QUIET):
-        in_turn = milliseconds(step, 2 * PERIOD + 1)
+        in_turn = milliseconds(step, max(subject.steps, 2 * PERIOD) + 1)
     again = milliseconds(step, subject.steps)
     base, every = statistics.median(plain + again), statistics.median(recorded)
     between = statistics.median(ms for i, ms in enumerate(in_turn) if i % PERIOD)
@@ -168,22 +169,31 @@ def measured(subject: Subject, compiled: bool, on_attend: bool, tiny: bool) -> d
 
 def main(folder: Path, tiny: bool, limit: float) -> None:
     begun, rows, skipped = time.perf_counter(), [], []
-    name = torch.cuda.get_device_name() if ON_GPU else "CPU"
+    table = {
+        "benchmark": "monitor_gpu",
+        "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "rows": rows,
+        "not measured": skipped,
+    }
     run_eager = CompiledPasses._run_eager
     CompiledPasses._run_eager = lambda *a: EAGER_PASSES.append(None) or run_eager(*a)  # type: ignore[method-assign,func-returns-value]
-    for compiled, subject, on_attend in itertools.product((True, False), SUBJECTS, (True, False)):
-        row_begun = time.perf_counter()
-        if row_begun - begun + (subject.seconds if compiled else subject.seconds / 2) > limit:
-            skipped.append(subject.name + ", on attend" * on_attend + ", compiled" * compiled)
-            print("no time is left for", skipped[-1], flush=True)
-            continue
-        rows.append(measured(subject, compiled, on_attend, tiny))
-        print(json.dumps(rows[-1]), f"{time.perf_counter() - row_begun:.0f} s", flush=True)
-        if ON_GPU:
-            torch.cuda.empty_cache()
-        table = {"benchmark": "monitor_gpu", "device": name, "torch": torch.__version__, "rows": rows}
-        if not tiny:
-            (folder / "monitor_gpu.json").write_text(json.dumps(table | {"not measured": skipped}, indent=2) + "\n")
+    for subject, compiled in itertools.product(SUBJECTS, (True, False)):
+        seconds = subject.seconds if compiled else subject.seconds / 2
+        for on_attend in (True, False):
+            row_begun = time.perf_counter()
+            if row_begun - begun + seconds > limit:
+                skipped.append(subject.name + ", on attend" * on_attend + ", compiled" * compiled)
+                print("no time is left for", skipped[-1], flush=True)
+            else:
+                rows.append(measured(subject, compiled, on_attend, tiny))
+                seconds = time.perf_counter() - row_begun
+                print(json.dumps(rows[-1]), f"{seconds:.0f} s", flush=True)
+            if ON_GPU:
+                torch.cuda.empty_cache()
+            if not tiny:
+                (folder / "monitor_gpu.json").write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,5 @@
 """attend says what is wrong with its operands, masks and options."""
 
-import sys
-from types import SimpleNamespace
-from unittest import mock
-
 import torch
 from torch import distributed
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -31,11 +27,17 @@ def block_mask(*lengths):
 
 
 def in_context_parallel():
-    """As torch's context_parallel leaves SDPA; a process group is needed to enter it."""
-    name = "torch.distributed.tensor.experimental._context_parallel._attention"
-    replaced = mock.patch.dict(sys.modules, {name: SimpleNamespace(_replaced_functions={"wrapper": "sdpa"})})
-    with replaced, mock.patch.object(torch.nn.functional, "scaled_dot_product_attention"):
-        attend(q, k, v)
+    from torch.distributed.tensor.experimental import context_parallel
+
+    def call():
+        part, mesh = q.clone(), distributed.init_device_mesh("cpu", (1,))
+        try:
+            with context_parallel(mesh, buffers=[part], buffer_seq_dims=[2]):
+                attend(part, part, part)
+        finally:
+            attend(part, part, part)  # as before
+
+    in_a_ring_of_one(call)
 
 
 def in_a_ring_of_one(call):

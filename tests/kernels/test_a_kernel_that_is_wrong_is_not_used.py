@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from gradlogz.kernels.attention import canary, decoding, gpu
+from gradlogz.kernels.attention import canary, decoding, dispatch, gpu
 from gradlogz.kernels.attention.canary import Kind
+from gradlogz.kernels.attention.scoring import Scoring
 
 pytestmark = pytest.mark.usefixtures("bounds_of_loops")
 
@@ -97,3 +98,19 @@ def test_what_has_passed_is_remembered_and_what_has_not_warns_once(imagined_gpu,
         canary._checked.cache_clear()
         assert canary.passes(gpu, kind, imagined_gpu)
         assert len(checks) == 4
+
+
+@pytest.mark.parametrize("masks", ["", "segments"])
+def test_long_packed_documents_do_not_take_a_kernel_that_was_tested_on_short_ones(imagined_gpu, monkeypatch, masks):
+    takes_all = types.SimpleNamespace(__name__="hopper", takes=lambda *_: True)
+    monkeypatch.setattr(dispatch, "_hopper_kernel", lambda *_: takes_all)
+    monkeypatch.setattr(canary, "passes", lambda *_: True)
+    dispatch._gpu_kernel.cache_clear()
+    for n in (dispatch.PACKED_KEYS_OF_HOPPER, dispatch.PACKED_KEYS_OF_HOPPER + 1):
+        shape = torch.Size((1, 4, n, 64))
+        chosen = dispatch._gpu_kernel(
+            torch.bfloat16, imagined_gpu, shape, shape, Scoring(0.1), masks, 64, backward=False
+        )
+        expected = gpu if masks and n > dispatch.PACKED_KEYS_OF_HOPPER else takes_all
+        assert chosen is expected
+    dispatch._gpu_kernel.cache_clear()

@@ -150,11 +150,21 @@ def test_no_visible_tile_of_a_segment_is_skipped(segments, m):
     agree(draw(h=1, hk=1, m=m, n=300, dtype=torch.float16), Sight(segments=segments), Scoring(0.25, None, None, 0))
 
 
-@pytest.mark.parametrize("m", [300, 90])
-@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS.keys())
-def test_spans_of_segments_are_those_of_enumeration(segments, m):
+# More tiles of keys than the kernel compares at the same time.
+MANY_TILES = documents(130, 1, 64, 500, 5, 400)
+
+
+@pytest.mark.parametrize(
+    ("segments", "m", "rows", "keys"),
+    [
+        *((segments, m, 32, 64) for segments in SEGMENTS.values() for m in (300, 90)),
+        (MANY_TILES, 1100, 128, 32),
+        (2 - MANY_TILES % 3, 1100, 128, 32),
+    ],
+)
+def test_spans_of_segments_are_those_of_enumeration(segments, m, rows, keys):
     """Begin and end are the outermost tiles with a visible pair, and inner tiles are visible entirely."""
-    n, rows, keys = 300, 32, 64
+    n = segments.shape[1]
     spans = SegmentSpans((n - m, m, rows), (0, n, keys)).computed(segments, 0)[0]
     at = torch.arange(n - m, n, device=DEVICE)
     same = (segments[0, at.clamp(min=0), None] == segments[0]) & (at >= 0).unsqueeze(-1)

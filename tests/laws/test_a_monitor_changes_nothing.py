@@ -229,8 +229,8 @@ def test_the_weight_of_the_first_key_is_that_of_attention(name):
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2))
     call = call_from_attend(q, k, k, **OPTIONS[name], enable_gqa=True)
-    found, visible = call.statistics(), call.visible()
-    weight = call.sink_weights(found.log_normalizer, visible).first_key
+    found = call.statistics()
+    weight = call.sink_weights(found.log_normalizer, call.visible_keys()).first_key
     unit = torch.eye(9).expand(2, 2, 9, 9)
     weights = gradlogz.attend(q, k, unit, **OPTIONS[name], enable_gqa=True).output
     first = {"left padding": [[0] * 9, [4] * 9], "documents": [[0, 0, 0, 3, 3, 3, 3, 7, 7]] * 2}.get(
@@ -647,7 +647,7 @@ def test_a_writer_that_raises_does_not_end_the_training():
 
 
 @pytest.mark.parametrize(
-    "how", ["ddp", *(pytest.param(how, marks=pytest.mark.long) for how in ("module", "sharded", "local"))]
+    "how", ["ddp", "sharded", *(pytest.param(how, marks=pytest.mark.long) for how in ("module", "local"))]
 )
 def test_processes_join_to_one_row(tmp_path, how):
     """By the group of the wrapper; by all processes where a part is monitored; not at all if it is not wanted."""

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 import gradlogz
 from gradlogz.attention.in_models.compiled_passes import CompiledPasses
+from gradlogz.attention.in_models.intercepted_calls import Call
 from gradlogz.kernels.attention import operator
 from support.architectures import ARCHITECTURES
 from support.small_trainings import GPT, TOKENS, AttendAttention, batches, train
@@ -130,6 +131,28 @@ def test_registered_models_are_read_with_masks_and_sinks(name, passes, monkeypat
     _, found, _, expected = rows
     assert list(found.layers) == list(expected.layers)
     assert found.scalars() == pytest.approx(expected.scalars(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["compiled", "eager"])
+def test_a_mask_of_all_layers_is_examined_once_in_a_pass(how, monkeypatch):
+    """To find padding and first keys in a mask takes longer than the sums of a layer."""
+    torch._dynamo.reset()
+    examined, visible_keys = [], Call.visible_keys
+    monkeypatch.setattr(Call, "visible_keys", lambda call: examined.append(call) or visible_keys(call))
+    architecture = next(a for a in ARCHITECTURES if a.name == "llama")
+    model, inputs = architecture.build("sdpa").train(), architecture.inputs("left")
+    gradlogz.register(model)
+    try:
+        call = torch.compile(model, backend="aot_eager") if how == "compiled" else model
+        with gradlogz.monitor(call, every=1, thresholds=QUIET) as m:
+            for _ in range(3):
+                examined.clear()
+                call(**inputs).logits.square().mean().backward()
+                m.step()
+    finally:
+        gradlogz.attention.unregister(model)
+    assert len(m.row().layers) >= 2
+    assert len(examined) == 1
 
 
 @pytest.mark.parametrize("padding", ["left", None])

@@ -7,7 +7,6 @@ import torch
 
 from support.parallel_models import model, parallel_rank, quiet_monitor, step_of, train
 
-pytestmark = pytest.mark.long
 KINDS = ["heads", "stage", "schedule"]
 
 

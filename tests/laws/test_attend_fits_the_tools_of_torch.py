@@ -1,6 +1,8 @@
 """`attend` takes the mask objects of torch, and its results are saved, counted and profiled like those of torch."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -112,3 +114,28 @@ def test_statistics_in_a_reentrant_checkpoint_are_read_but_not_differentiated():
         outer(ids).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
     assert torch.equal(observed.stack("entropy").detach(), plain.stack("entropy").detach())
+
+
+FIRST_USE_IN_CONTEXT_PARALLEL = """
+import torch
+from torch import distributed
+from torch.distributed.tensor.experimental import context_parallel
+import gradlogz
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+q = torch.randn(1, 2, 8, 16)
+try:
+    with context_parallel(distributed.init_device_mesh("cpu", (1,)), buffers=[q], buffer_seq_dims=[2]):
+        gradlogz.attend(q, q, q)
+except NotImplementedError as error:
+    assert "ring_attend" in str(error)
+    assert gradlogz.attend(q, q, q).output.shape == q.shape
+    print("refused")
+"""
+
+
+def test_attend_is_refused_inside_context_parallel_alone():
+    """Also where it is first imported inside, while torch has replaced SDPA."""
+    program = [sys.executable, "-c", FIRST_USE_IN_CONTEXT_PARALLEL]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout == "refused\n", done.stderr[-2000:]

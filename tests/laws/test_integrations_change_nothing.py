@@ -255,16 +255,20 @@ def test_logits_are_clipped_after_each_recorded_step(run, tmp_path):
     assert largest(low.weights) < 0.3 < 0.9 < largest(plain.weights)
 
 
-@pytest.mark.parametrize("run", [with_lightning, in_a_loop], ids=["Lightning", "loop"])
+@each_library
 def test_weights_and_biases_has_scalars_and_a_table_of_heads(run, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path), "CONSOLE": "off"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb.teardown()  # the variables are read once in a process
     run({"every": 2, "heads": True}, tmp_path, "wandb")
-    layers = [f"{'model.' if run is with_lightning else ''}blocks.{i}.attention" for i in range(2)]
-    summary = dict(wandb.run.summary)
-    wandb.finish()
-    assert all(summary[f"attention/{layer}/{name}"] > -20.0 for layer in layers for name in STATISTICS)
+    prefix = "train/" if run is with_trainer else ""
+    inner = "model." if run in (with_trainer, with_lightning) else ""
+    layers = [f"{inner}blocks.{i}.attention" for i in range(2)]
+    if run is not with_accelerate:  # which ends the run itself
+        summary = dict(wandb.run.summary)
+        wandb.finish()
+        assert all(summary[f"{prefix}attention/{layer}/{name}"] > -20.0 for layer in layers for name in STATISTICS)
     table = json.loads(sorted(tmp_path.rglob("*heads*.table.json"))[-1].read_text())
     places = [table["columns"].index(name) for name in ("layer", "head")]
     heads = [tuple(line[place] for place in places) for line in table["data"]]

@@ -31,7 +31,7 @@ from .row_fields import check_fields, with_fields
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EVERYTHING = Sight()
-SDPA = functional.scaled_dot_product_attention
+SDPA = torch._C._nn.scaled_dot_product_attention  # the original, even if this is imported while torch replaces it
 
 
 def attend(
@@ -189,7 +189,7 @@ def _plain_scoring(
 def _refuse_context_parallel() -> None:
     """Raise inside torch's context_parallel, which replaces SDPA: here each process would see its own keys only."""
     contexts = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
-    if contexts is not None and contexts._replaced_functions:
+    if contexts is not None and functional.scaled_dot_product_attention in contexts._replaced_functions:
         problem = "attend sees only the keys of this process inside torch's context_parallel"
         remedy = "Call gradlogz.attention.ring_attend outside of it: it attends to the keys of all processes."
         raise InputNotImplementedError("attend", "key", problem, remedy)

@@ -14,15 +14,17 @@ from .monitor_rows import SINK, Alert, Heads
 class Thresholds(NamedTuple):
     """Thresholds of the alerts; None disables one.
 
-    entropy: "entropy collapse" when the mean entropy of a layer, over heads and rows, falls below this fraction of its
-        maximum so far, which near the start of training is the entropy of uniform weights. [zhai23] describe the
-        phenomenon without a threshold; the lowest layer of two pretrained models has 0.24 (SmolLM2) and 0.50 (MiniLM)
-        of the uniform entropy.
-    logit: "logit explosion" when a logit exceeds this, the bound at which [kimi25] clip queries and keys in training.
-    sink: "attention sink" when more than half of the heads of a layer have, on average, more than this weight on the
-        first key, the bound of [gu25]. Of short sequences uniform weights u have that much; therefore the excess
-        (weight - u) / (1 - u) is compared.
-    nan: "NaN" when more heads of a layer than this have a statistic that is not a number.
+    Attributes:
+        entropy: "entropy collapse" when the mean entropy of a layer, over heads and rows, falls below this fraction of
+            its maximum so far, which near the start of training is the entropy of uniform weights. [zhai23] describe
+            the phenomenon without a threshold; the lowest layer of two pretrained models has 0.24 (SmolLM2) and 0.50
+            (MiniLM) of the uniform entropy.
+        logit: "logit explosion" when a logit exceeds this, the bound at which [kimi25] clip queries and keys in
+            training.
+        sink: "attention sink" when more than half of the heads of a layer have, on average, more than this weight on
+            the first key, the bound of [gu25]. Of short sequences uniform weights u have that much; therefore the
+            excess (weight - u) / (1 - u) is compared.
+        nan: "NaN" when more heads of a layer than this have a statistic that is not a number.
     """
 
     entropy: float | None = 0.1

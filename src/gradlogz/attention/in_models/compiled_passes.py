@@ -31,7 +31,7 @@ from ..functional import with_sinks
 from ..result import Attention
 from .collections_of_results import not_collected
 from .fused_operators import FusedCall, FusedOperators
-from .head_summaries import AttentionCall, LayerSums, sums_of
+from .head_summaries import AttentionCall, LayerSums, SharedSights, sums_of
 from .hooks import Hook, in_backward
 from .intercepted_calls import Call, call_from_operator, call_from_sdpa
 
@@ -55,6 +55,7 @@ class EagerCall(NamedTuple):
     sinks: Tensor | None
     sums: LayerSums
     device: torch.device
+    sight: int  # calls with equal numbers have the same masks
 
 
 class _LastLayerReached(BaseException):
@@ -78,6 +79,7 @@ class CompiledPasses:
         record: Callable[[str, LayerSums], None],
     ) -> None:
         self._calls: list[EagerCall] = []
+        self._sights: dict[Any, int] = {}  # masks of the eager pass, and their first call
         self._last: tuple[str, int] | None = None  # name and number of the last call
         self._model, self._inner, self._interception, self._record = model, inner, interception, record
         self._by_operator: bool | None = None  # None until a compiled pass has been compared with an eager one
@@ -109,7 +111,9 @@ class CompiledPasses:
             sinks = call.options.get("sinks")
             if sinks is None or (by_attend and isinstance(sinks, nn.Parameter)):  # the operator does not get them
                 sizes = call.query.shape, call.key.shape, call.value.shape
-        self._calls.append(EagerCall(name, crosses, by_attend, sizes, sinks, sums, sums.rows.sums.device))
+        sight = call.sight()
+        number = len(self._calls) if sight is None else self._sights.setdefault(sight, len(self._calls))
+        self._calls.append(EagerCall(name, crosses, by_attend, sizes, sinks, sums, sums.rows.sums.device, number))
         if (name, len(self._calls)) == self._last:
             raise _LastLayerReached
 
@@ -153,6 +157,7 @@ class CompiledPasses:
         ):  # fmt: skip
             self._inner(*args, **kwargs)
             self._last = (self._calls[-1].name, len(self._calls)) if self._calls else None
+        self._sights = {}  # keeps no mask
         for module, name, b, version, before in buffers:
             module._buffers[name] = b
             if b._version != version:  # autograd forbids writing to a tensor that a graph has saved
@@ -169,6 +174,8 @@ class _Reading:
     def __init__(self, calls: list[EagerCall]) -> None:
         self.sums: dict[str, LayerSums] = {}
         self._sizes: dict[str, Sizes] = {}
+        # A graph may write another mask to the memory of one: layers share what they share in the eager pass.
+        self._sights: dict[int, SharedSights] = defaultdict(SharedSights)
         self._calls, self._failed = calls, False
         self._waiting: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
         for call in calls:
@@ -218,7 +225,7 @@ class _Reading:
 
     def _add(self, eager: EagerCall, call: Call, result: Attention | None) -> None:
         with torch.no_grad():
-            sums = sums_of(call, crosses=eager.crosses, result=result)
+            sums = sums_of(call, crosses=eager.crosses, result=result, sights=self._sights[eager.sight])
             self.sums[eager.name] = self._kept[eager.name].filled(sums) if self._kept else sums
         self._sizes[eager.name] = call.query.shape, call.key.shape, call.value.shape
 

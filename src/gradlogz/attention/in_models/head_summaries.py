@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..._typing import Bool, Float, Tensor
 from ..result import Attention, by_heads
 from .first_keys import SinkWeights
-from .hidden_keys import padded
+from .hidden_keys import VisibleKeys
 from .monitor_rows import Extremes, Heads
 
 # Sums and ends of the rows, and of the keys, as HeadSums has them.
@@ -27,8 +27,9 @@ class AttentionCall(Protocol):
     """The methods of the calls of intercepted_calls.py that are used here."""
 
     def statistics(self) -> Attention: ...
-    def visible(self) -> Tensor | None: ...
-    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights: ...
+    def sight(self) -> tuple[Any, ...] | None: ...
+    def visible_keys(self) -> VisibleKeys: ...
+    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights: ...
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None: ...
     def every_row_sees_a_key(self) -> bool: ...
     def tables_by_a_kernel(self, result: Attention) -> Tables | None: ...
@@ -48,7 +49,7 @@ class HeadSums:
     def of(cls, values: Float[Tensor, "s b h m"], selected: Bool[Tensor, "b #h m"] | None) -> "HeadSums":
         """Sum the statistics of every row over the rows selected; None: all."""
         rows, (s, b, h, m) = (1, 3), values.shape
-        if b * m == 0:  # an empty batch, in place of which one row is left out
+        if b * m == 0:  # minima of an empty batch do not exist: one row that is not selected stands for it
             values, selected = values.new_zeros(s, 1, h, 1), values.new_zeros(1, 1, 1, dtype=torch.bool)
         if selected is None:
             count = torch.full_like(values[0, 0, :, 0], values[0, :, 0].numel(), dtype=torch.float64)
@@ -90,17 +91,17 @@ class LayerSums(NamedTuple):
     keys: HeadSums | None
 
     def parts(self) -> list[HeadSums]:
-        """The sums that there are."""
+        """Sums of the rows, and of the keys where they are known."""
         return [self.rows] if self.keys is None else [self.rows, self.keys]
 
     def empty(self, device: torch.device) -> "LayerSums":
-        """Sums of the same sizes on a device, not filled."""
+        """Uninitialised sums of the same sizes on a device."""
         parts = (HeadSums(torch.empty_like(p.sums, device=device), torch.empty_like(p.ends, device=device))
                  for p in self.parts())  # fmt: skip
         return LayerSums(next(parts), next(parts, None))
 
     def filled(self, other: "LayerSums") -> "LayerSums":
-        """These sums, with the numbers of others."""
+        """Copy the numbers of other sums into these, and return these."""
         for one, another in zip(self.parts(), other.parts(), strict=True):
             one.sums.copy_(another.sums)
             one.ends.copy_(another.ends)
@@ -112,35 +113,58 @@ class LayerSums(NamedTuple):
             one.add(another)
 
 
-def sums_of(call: AttentionCall, *, crosses: bool = False, result: Attention | None = None) -> LayerSums:
+class SharedSights:
+    """The keys that rows see, computed once for all calls of a pass with the same masks, segments and band."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Any, VisibleKeys] = {}
+
+    def keys_visible_to(self, call: AttentionCall) -> VisibleKeys:
+        """Return the keys that the rows of a call see."""
+        sight = call.sight()
+        if sight is None:
+            return call.visible_keys()
+        if sight not in self._keys:
+            self._keys[sight] = call.visible_keys()
+        return self._keys[sight]
+
+
+def sums_of(
+    call: AttentionCall,
+    *,
+    crosses: bool = False,
+    result: Attention | None = None,
+    sights: SharedSights | None = None,
+) -> LayerSums:
     """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries. No
-    loss depends on the rows of padding.
+    loss depends on the rows of padding. `sights` are those of the pass.
     """
-    visible = call.visible()
     if result is None:
         result = call.statistics()
     tables = call.tables_by_a_kernel(result)
     if tables is not None:
         return LayerSums(*(HeadSums(*each) for each in tables))
+    keys = (SharedSights() if sights is None else sights).keys_visible_to(call)
+    visible = keys.visible
     G = by_heads(result.log_normalizer)
     statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit
     norms = call.norms(G.dtype)
-    fields = (*statistics, *call.sink_weights(result.log_normalizer, visible), *([] if norms is None else norms[:1]))
+    fields = (*statistics, *call.sink_weights(result.log_normalizer, keys), *([] if norms is None else norms[:1]))
     values = torch.stack([by_heads(t).to(G.dtype).expand_as(G) for t in fields if t is not None])
     selected = None
-    if visible is not None and not crosses and G.shape[-1] == visible.shape[-1]:
-        selected = (G != -torch.inf) & ~padded(visible).unsqueeze(1)
+    if keys.padded is not None and not crosses and G.shape[-1] == keys.padded.shape[-1]:
+        selected = (G != -torch.inf) & ~keys.padded.unsqueeze(1)
     elif not call.every_row_sees_a_key():
         selected = G != -torch.inf
     if norms is None:
         return LayerSums(HeadSums.of(values, selected), None)
     tokens = torch.stack(torch.broadcast_tensors(*map(by_heads, norms[1:])))
-    if visible is None:
+    if visible is None or keys.by_some_row is None:
         return LayerSums(HeadSums.of(values, selected), HeadSums.of(tokens, None))
     tokens = tokens.expand(-1, len(visible), -1, -1)
-    return LayerSums(HeadSums.of(values, selected), HeadSums.of(tokens, visible.any(-2).unsqueeze(1)))
+    return LayerSums(HeadSums.of(values, selected), HeadSums.of(tokens, keys.by_some_row.unsqueeze(1)))
 
 
 class Transfer:

@@ -4,10 +4,11 @@ Read next: intercepted_calls.py (the calls with these masks), ../masks.py (the m
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
-from ..._typing import Bool, Float, Tensor
+from ..._typing import Bool, Float, Int, Tensor
 
 # Logits and mask entries below this belong to hidden keys: -1e4, the smallest number of a dtype, or between.
 HIDDEN = -9e3
@@ -47,3 +48,20 @@ def padded(visible: Bool[Tensor, "b #m n"]) -> Bool[Tensor, "b n"]:
     inside = counts.gather(-1, last) - counts.gather(-1, first) + 1  # a row without keys has first = 0, last = n - 1
     unbroken = (visible.sum(-1) == inside) | ~visible.any(-1)
     return ~keys & unbroken.all(-1, keepdim=True)
+
+
+class VisibleKeys(NamedTuple):
+    """Keys that the rows of a call see: the same in all layers with the same masks, segments and band."""
+
+    visible: Bool[Tensor, "b #m n"] | None  # by masks; None without a mask
+    padded: Bool[Tensor, "b n"] | None  # keys that are padding; None without a mask
+    by_some_row: Bool[Tensor, "b n"] | None  # keys that some query sees; None without a mask
+    position: Int[Tensor, "b #m"] | None  # of the first key of every row; None: 0
+    uniform: Float[Tensor, "#b 1 m"] | None  # weight on the first key if all weights of a row were equal
+
+    @classmethod
+    def of(cls, visible: Tensor | None, position: Tensor | None, uniform: Tensor | None) -> "VisibleKeys":
+        """Return the keys with what follows from the visible ones."""
+        if visible is None:
+            return cls(None, None, None, position, uniform)
+        return cls(visible, padded(visible), visible.any(-2), position, uniform)

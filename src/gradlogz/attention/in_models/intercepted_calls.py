@@ -30,7 +30,7 @@ from .first_keys import (
     uniform_weight_of_a_band,
     weight_on_key,
 )
-from .hidden_keys import hidden, visible_by_logits, visible_by_masks
+from .hidden_keys import VisibleKeys, hidden, visible_by_logits, visible_by_masks
 
 # Name of the attention implementation of transformers that calls `attend`.
 NAME = "gradlogz"
@@ -40,6 +40,21 @@ WIDTH, LARGEST_HEAD = 16, 256
 
 # Attribute names of layers for their number of heads.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead")
+
+
+class _Memory:
+    """A tensor that equals others with the same numbers in the same memory; it is kept, so that no other takes it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        version = 0 if tensor.is_inference() else tensor._version
+        self._identity = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Memory) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
 
 class Call(NamedTuple):
@@ -86,29 +101,39 @@ class Call(NamedTuple):
         options["dropout_p"] = 0.0
         return attend(q, k, k[..., :WIDTH], **options)
 
-    def visible(self) -> Tensor | None:
-        """Keys that each query may see in some head, [b, 1 or m, n]; None without a mask."""
-        return visible_by_masks((self.options.get("attn_mask"), self.options.get("bias")), self.query, self.key)
+    def sight(self) -> tuple[Any, ...]:
+        """Masks, segments, band and sizes, which layers may share; equal if what a row sees is equal."""
+        options, q, k = self.options, self.query, self.key
+        tensors = [options.get(name) for name in ("attn_mask", "bias", "segments")]
+        band = masks.band(bool(options.get("is_causal")), options.get("window"))
+        sizes = q.ndim, len(q), len(k), q.shape[-2], k.shape[-2]
+        return *(None if t is None else _Memory(t) for t in tensors), band, sizes, q.device
 
-    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights:
-        """Weights of every row on the first visible key of its sequence or document, and on the learned sink."""
-        q, k, G, options = self.query.detach(), self.key.detach(), log_normalizer.detach(), self.options
-        segments, position, (m, n) = options.get("segments"), None, (self.query.shape[-2], self.key.shape[-2])
-        if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
-            q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
-        packed = None
-        if segments is not None and q.ndim == 4:
-            packed = segments.reshape(-1, n).expand(max(len(q), len(k)), -1)
+    def visible_keys(self) -> VisibleKeys:
+        """Keys that the rows see, by masks, segments and band: without queries, keys and values."""
+        segments, (m, n) = self.options.get("segments"), (self.query.shape[-2], self.key.shape[-2])
+        band = masks.band(bool(self.options.get("is_causal")), self.options.get("window"))
+        visible = visible_by_masks((self.options.get("attn_mask"), self.options.get("bias")), self.query, self.key)
+        packed = position = None
+        if segments is not None and self.query.ndim == 4:
+            packed = segments.reshape(-1, n).expand(max(len(self.query), len(self.key)), -1)
             position = first_of_segments(packed, m)
         elif visible is not None:
             position = _first(visible)
-        band = masks.band(bool(options.get("is_causal")), options.get("window"))
         if packed is position is visible is None:
-            uniform = uniform_weight_of_a_band((m, n), band, q.device)
+            uniform = uniform_weight_of_a_band((m, n), band, self.query.device)
         else:
-            uniform = uniform_weight((m, n), band, packed, position, visible, q.device)
-        first = weight_on_key(q, k, G, position, options)
-        return SinkWeights(first, uniform, learned_weight(options.get("sinks"), G))
+            uniform = uniform_weight((m, n), band, packed, position, visible, self.query.device)
+        return VisibleKeys.of(visible, position, uniform)
+
+    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights:
+        """Weights of every row on the first visible key of its sequence or document, and on the learned sink."""
+        q, k, G = self.query.detach(), self.key.detach(), log_normalizer.detach()
+        if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
+            q, k = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k))
+        first = weight_on_key(q, k, G, keys.position, self.options)
+        assert keys.uniform is not None
+        return SinkWeights(first, keys.uniform, learned_weight(self.options.get("sinks"), G))
 
     def tables_by_a_kernel(self, result: Attention) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         """Sums over rows and keys by the kernel for GPUs; None for calls that it does not take.
@@ -182,18 +207,23 @@ class Logits(NamedTuple):
         """Statistics of every row, without a gradient."""
         return Logits(self.logits.detach()).attend()
 
-    def visible(self) -> Tensor:
-        """Keys that each query may see in some head, [b, m, n]."""
-        return visible_by_logits(self.logits)
+    def sight(self) -> None:
+        """Return None: masks are part of the logits, which no other layer has."""
 
-    def sink_weights(self, log_normalizer: Tensor, visible: Tensor | None) -> SinkWeights:
+    def visible_keys(self) -> VisibleKeys:
+        """Keys that the rows see, by their logits."""
+        visible, s = visible_by_logits(self.logits), self.logits
+        uniform = uniform_weight((s.shape[2], s.shape[3]), (None, None), None, None, visible, s.device)
+        return VisibleKeys.of(visible, _first(visible), uniform)
+
+    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights:
         """Weights of every row on the first visible key of its sequence."""
         s, G = self.logits.detach(), log_normalizer
-        visible = self.visible() if visible is None else visible
-        logit = s.gather(-1, _first(visible)[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
+        assert keys.position is not None
+        assert keys.uniform is not None
+        logit = s.gather(-1, keys.position[:, None, :, None].expand(*s.shape[:3], 1)).squeeze(-1)
         first = torch.where(G != -torch.inf, (logit.to(G.dtype) - G).exp(), 0.0)
-        uniform = uniform_weight((s.shape[2], s.shape[3]), (None, None), None, None, visible, s.device)
-        return SinkWeights(first, uniform, learned_weight(None, G))
+        return SinkWeights(first, keys.uniform, learned_weight(None, G))
 
     def tables_by_a_kernel(self, _result: Attention) -> None:
         """Return None: queries and keys are unknown."""

@@ -5,9 +5,9 @@
     softmax           the mode intercepts it over the last dimension, inside a layer with the class name of attention
     nn.Multihead…     is hooked as a module, since torch computes it in one function
 
-Hooks and patches are installed only while an `Interception` is entered; several may be left in any order.
-An attention layer that ran without an intercepted call is offered to the receiver if it is of a kind without softmax,
-and otherwise reported as missed.
+Hooks and patches are installed only inside the context of an `Interception`; several contexts may end in any order. A
+layer of a kind without softmax is reported to the receiver as such; another attention layer that ran without an
+intercepted call is reported as missed.
 
 Read next: observation.py and monitoring.py, which receive the calls.
 """
@@ -67,7 +67,7 @@ class InterceptedCall(NamedTuple):
 class Receiver(ABC):
     """Receiver of the intercepted calls.
 
-    `functions` are intercepted besides those of all receivers, each converted to a call by the function beside it.
+    `functions` maps further functions that are intercepted to the functions that convert their arguments to a call.
     """
 
     functions: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
@@ -78,7 +78,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def receive(self, layer: str, intercepted: InterceptedCall, *, again: bool) -> Attention | None:
-        """Return a result to use instead of the model's own, or None to let the model compute.
+        """Return a result that replaces the model's own, or None to let the model compute.
 
         `again` is True when a checkpoint is recomputed.
         """

@@ -30,7 +30,7 @@ from ..result import Attention
 from ..ring import ring_attend
 from .alerts import AlertHistory, Thresholds
 from .compiled_passes import CompiledPasses
-from .head_summaries import LayerSums, Transfer, merged, sums_of
+from .head_summaries import LayerSums, SharedSights, Transfer, merged, sums_of
 from .hooks import refuse_vmap
 from .intercepted_calls import Logits
 from .interception import LAYERS, InterceptedCall, Interception, Receiver, is_attention, names_of, numbered, unwrapped
@@ -81,6 +81,7 @@ class Monitor(Receiver):
         self._without_softmax: dict[str, str] = {}
         self._sums: dict[str, LayerSums] = {}
         self._called: dict[str, None] = {}
+        self._sights = SharedSights()
         self._recording = False
         self._row: MonitorRow | None = None
         self._unread: _UnreadRow | None = None
@@ -110,6 +111,7 @@ class Monitor(Receiver):
         """End a step. An optimizer of torch that holds parameters of the model calls this by a hook."""
         self._refuse_capture()
         step, sums, self._sums = self.steps, self._sums, {}
+        self._sights = SharedSights()  # also after a pass that ended early
         if self._installed and self._group is not None:
             sums = merged(sums, self._group, self._device)
         self.steps += 1
@@ -151,6 +153,7 @@ class Monitor(Receiver):
         """Begin a pass; one without gradients is not recorded, since it is not training."""
         self._recording = torch.is_grad_enabled() or self._compiled
         self._called = {}
+        self._sights = SharedSights()
         self._without_softmax = {}
         return self._recording
 
@@ -166,7 +169,7 @@ class Monitor(Receiver):
         if intercepted.by_attend and not isinstance(call, Logits) and call.shows_its_statistics():
             result = call.attend()
         with torch.no_grad():
-            sums = sums_of(call, crosses=intercepted.crosses, result=result)
+            sums = sums_of(call, crosses=intercepted.crosses, result=result, sights=self._sights)
         self._record(name, sums)
         if self._passes is not None:
             self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)
@@ -202,6 +205,7 @@ class Monitor(Receiver):
         """End a pass; raise if an attention layer was missed."""
         names = tuple(name.partition(" (")[0] for name in missed)  # without classes
         self._recording, self._missed = False, (*self._without_softmax, *names)
+        self._sights = SharedSights()  # keeps no mask after its pass
         if missed and self._strict:
             problem = f"model has attention layers whose calls cannot be intercepted: {names_of(missed)}"
             remedy = "Pass layers= with a pattern that excludes them, or strict=False to skip them."

@@ -28,6 +28,9 @@ from .wide_values import Chunked
 WORTH_COMPILING = 1 << 10
 # Number of queries per key head up to which splitting the keys is faster than splitting the queries.
 FEW_QUERIES = 64
+# Keys of packed documents up to which hopper.py has been run on a GPU. Benchmarks with 4096 keys did not end in
+# their time, for a reason that is not known: more keys take gpu.py.
+PACKED_KEYS_OF_HOPPER = 1152
 
 
 def forward(
@@ -174,6 +177,8 @@ def _gpu_kernel(
     few = h // hk * m <= few_queries
     hopper = None if few else _hopper_kernel(device, "hopper_backward" if backward else "hopper")
     if hopper is not None and not hopper.takes(dtype, query_shape, value_shape, scoring, masks):
+        hopper = None
+    if masks == "segments" and n > PACKED_KEYS_OF_HOPPER:
         hopper = None
     for kernel in (hopper, kernel_module(f"{__package__}.{'decoding' if few else 'gpu'}", "triton")):
         if kernel is not None:

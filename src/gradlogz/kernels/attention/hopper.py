@@ -7,27 +7,31 @@
 
     consumer      | S_j = Q K_j^T    | max | exponentials and sums of S_j           | P_j = exponentials in 16 bits
     tensor cores  | S_j ------------ | O += P_{j-1} V_{j-1} --------------- |       | S_{j+1} ---
-    ring          slot j holds K_j and V_{j-1}; loaded[j] and released[j] are its barriers
 
-    tiles of      t                                  | t + 1
-    queries       K_0   K_1 V_0   K_2 V_1   K_3 V_2  | K_0 V_3   K_1 V_0 ...      contents of the slots
+    A ring of slots brings the tiles, from the last keys to the first. Each slot holds a tile of keys and the tile of
+    values before it, also across two tiles of queries t and t + 1, here of four tiles of keys each; 0: a tile of zeros.
+
+    t       [K_0, 0]  [K_1, V_0]  [K_2, V_1]  [K_3, V_2]
+    t + 1   [K_0, V_3]  [K_1, V_0]  ...                      the last values of t are added here
+    end     [0, V_3]
+
+    Two barriers per slot: loaded (the tiles have arrived) and released (both consumers have read them).
 
     x = s - ref,  e = exp x,  z = sum e,  a = sum e x,  b = sum e x^2           moments about a reference, as in gpu.py
     G = ref + log z,  H = log z - a / z,  V = b / z - (a / z)^2
 
-Tensor cores and exponentials take nearly the same time, so that each must run while the other does. A consumer issues
-two products at once, the logits of the next tile and the output of the last one, and takes exponentials under the
-second. The sums stay with the thread that holds the logits: four threads share a row, and meet once per tile of
-queries. The reference follows the maximum of a row only when that is a factor 2^LAZY ahead, so that the output is
-seldom rescaled. Each program takes tiles of queries from a plan made on the host, in which all programs end together;
-the last values of one tile are added while the first exponentials of the next are taken, so that nothing waits between
-tiles.
+Tensor cores and exponentials take nearly the same time, so each must run while the other does. A consumer issues two
+products at once: the logits of a tile and the output of the tile before it. It waits for the logits, and takes their
+exponentials while the second product runs. The sums stay with the thread that holds the logits; four threads share a
+row, and add their sums once per tile of queries. The reference is raised to the maximum of a row only when the maximum
+is larger by more than LAZY, a factor 2^LAZY of the exponentials, so that the output is seldom rescaled. The host plans
+which program computes which tiles of queries, so that all programs end at about the same time.
 
-The compiler (ptxas) undoes the overlap unless it is held: see _hold. tests/kernels/test_the_hopper_kernel_overlaps.py
-compiles for this GPU on any machine and looks at the instructions.
+The compiler (ptxas) undoes the overlap unless _hold prevents it. tests/kernels/test_the_hopper_kernel_overlaps.py
+compiles for this GPU on any machine and counts the overlapped instructions.
 
-Taken are half-precision operands of head sizes up to 128, bands (causal, windows) in which every query sees a key,
-segments, and grouped heads; the rest is gpu.py's. Logits are in units of log 2.
+The kernel takes half-precision operands with head sizes up to 128, bands (causal, windows) in which every query sees a
+key, segments, and grouped heads; gpu.py computes the rest. Logits are in units of log 2.
 
 Read next: hopper_backward.py (the backward pass), gpu.py (the same sums without overlap, and masks).
 """
@@ -91,10 +95,10 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def _hold(sums):
-    """Keep what `sums` (two numbers per thread) depends on above this point.
+    """Make the compiler compute what `sums` (two numbers per thread) depends on before this point.
 
     ptxas moves exponentials below the next wait for a product, where nothing runs beside them. It does not move them
-    past a branch that depends on them; no sum is this NaN, so that the branch is never taken.
+    past a branch that depends on them. The branch is taken for one NaN that is no sum, and so never.
     """
     gl.inline_asm_elementwise("""{
         .reg .pred p, q;
@@ -108,7 +112,10 @@ def _hold(sums):
 
 @gluon.constexpr_function
 def _rescaling(count):
-    """Multiply `count` accumulators of a thread by the factors of its two rows, unless all of the warp are 1."""
+    """Instructions that multiply a thread's `count` accumulators by the factors of its two rows.
+
+    A warp whose factors are all 1 skips them.
+    """
     first, second = f"${2 * count}", f"${2 * count + 2}"
     lines = [
         "{ .reg .pred p, q;",
@@ -244,7 +251,7 @@ def _place(tile, plan):
 
 @gluon.jit
 def _segment_span(tile, plan, packing):
-    """Begin, inner, outer and end of the tiles of keys that a tile of queries meets: see segment_spans.py."""
+    """Begin, inner, outer and end of the tiles of keys that a tile of queries meets, as defined in segment_spans.py."""
     start, batch, _ = _place(tile, plan)
     spans, spans_batch = packing[2], packing[3]
     begin, inner, outer, end = 0, 0, 0, 0
@@ -324,9 +331,13 @@ def _step(
     state, q, k, v, start, n, unit, edge, visible, released, next_loaded, next_phase, complete, stored,
     EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """Add the last tile of values to the output, and take the exponentials of the next tile of logits meanwhile.
+    """Add the tile of values before to the output, and take the exponentials of this tile of logits meanwhile.
 
-    `complete`: those values are the last ones of a tile of queries, whose output is then stored.
+    state        o, p: output so far, and the exponentials that v is multiplied with
+                 top, ref: maximum and reference of each row, in units of log 2
+                 z, a, b: sums of each thread
+    edge         whether some query does not see a key of this tile
+    complete     v is the last tile of values of a tile of queries, whose output is then stored
     """
     o, p, top, ref, z, a, b = state
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -340,6 +351,7 @@ def _step(
     here = _largest(pieces, top) * unit
     top = gl.maximum(top, here)
     new = gl.where(here > ref + LAZY, here, ref)
+    # Sums about the former reference become those about the new one: x grows by r <= 0, and e by the factor `fade`.
     r = ref - new
     fade = exp2(r)
     r4 = gl.convert_layout(r, gl.SliceLayout(1, z.type.layout), assert_trivial=True)[:, None]
@@ -349,7 +361,8 @@ def _step(
         a = fade4 * (a + r4 * z)
     z = fade4 * z
     es = ()
-    # Pieces before the product with the values must end: all of them, if their sums keep the consumer busy.
+    # Pieces that are computed before the wait for the product with the values: all of them with statistics, whose sums
+    # keep the consumer busy; half of them without.
     UNDER_PRODUCT: gl.constexpr = len(pieces) if STATISTICS else len(pieces) // 2
     for i in gl.static_range(len(pieces)):
         e, z_i, a_i, b_i = _exponentials(pieces[i], new, unit, STATISTICS)
@@ -386,7 +399,10 @@ def _consume(
     output, rows, buffers, o_buffer, barriers, plan, m, n, unit, left, right, packing,
     CONSUMER: gl.constexpr, EDGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """Attention and statistics of 64 queries of each tile."""
+    """Attention and statistics of 64 queries of each tile: the rows of one consumer.
+
+    The first step of a tile of queries adds the last values of the tile before, which belong to that tile's output.
+    """
     q_buffer, k_ring, v_ring = buffers
     loaded, released, q_loaded, q_released = barriers
     table, width, heads = plan[0], plan[1], plan[2]

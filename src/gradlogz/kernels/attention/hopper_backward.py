@@ -14,14 +14,14 @@
     consumer      step t             S, weights, dP + exponentials, ds | dQ of step t - 1, dV, dK
     barrier       done[t]            both consumers have ended step t: ds of step t and dQ of step t - 1 can be read
 
-gpu.py computes S and dP twice, once for dK and dV and once for dQ, so that no sum has two writers. Here dQ has one
-writer for each tile of keys. They add in an order made on the host, so that results are bitwise reproducible: a counter
-for each tile of queries says how many have added. The plan gives every program a list of steps (tile of queries, tile
-of keys) in which each finds its turn come (backward_plan.py). All programs must run at the same time, hence a
-cooperative launch.
+gpu.py computes S and dP twice, once for dK and dV and once for dQ, so that each sum has one writer. Here dQ of a tile
+of queries has one writer for each tile of keys. They add in an order that is fixed on the host, so that results are
+bitwise reproducible: a counter for each tile of queries has the number of tiles that have been added, and a writer
+waits for its number. The plan gives every program a list of steps (tile of queries, tile of keys) in an order in which
+no program waits long (backward_plan.py). A waiting program needs the others to run, hence a cooperative launch.
 
-Taken are half-precision operands with as many queries as keys, equal head sizes up to 128 and bands; the rest is
-gpu.py's. Logits are in units of log 2.
+The kernel takes half-precision operands with as many queries as keys, equal head sizes up to 128, and bands; gpu.py
+computes the rest. Logits are in units of log 2.
 
 Read next: backward_plan.py, hopper.py (the forward pass), gpu.py (the formulas, and the coefficients k of a row).
 """
