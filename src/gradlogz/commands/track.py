@@ -54,6 +54,13 @@ def command(
             show_default=False,
         ),
     ] = None,
+    sigma_velocity: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation of velocities in columns groundspeed and track (default: not used).",
+            show_default=False,
+        ),
+    ] = None,
     noise: Annotated[
         float | None,
         typer.Option(
@@ -155,7 +162,8 @@ def command(
     check_drawing("track")
     with progress(console, "Filtering") as tell:
         tracks = track(
-            file, filter=filter_, model=model, columns=columns, sigma=numbers, noise=noise, jitter=jitter,
+            file, filter=filter_, model=model, columns=columns, sigma=numbers,
+            sigma_velocity=sigma_velocity, noise=noise, jitter=jitter,
             turn_rate=turn_rate, outliers=outliers, levels=levels, smooth=smooth, fit=fit,
             skip_bad=skip_bad, seed=seed, progress=tell, **(distribution.arguments if divided else {}),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import InputTypeError, InputValueError, MissingPackageError
+from .._parquet import UnreadableTableError, read_parquet
 
 DELIMITERS = ",;\t|"
 Source = Any  # a path, a mapping of columns, a DataFrame of pandas or polars, an xarray.Dataset, a structured array
@@ -101,6 +102,8 @@ def _file(path: Path) -> Columns:
         reasons = {OSError: getattr(error, "strerror", ""), csv.Error: str(error)}
         reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), "it is not UTF-8 text")
         remedy = "Pass a CSV or .parquet file with the columns time, target, x, y."
+        if isinstance(error, UnicodeDecodeError):
+            remedy = "Save it as UTF-8, or as .parquet."
         raise InputValueError("track", "detections", f"{path} cannot be read: {reason}", remedy) from None
 
 
@@ -138,9 +141,11 @@ def _parquet(path: Path) -> Columns:
         remedy = "Install it with pip install 'gradlogz[tables]', or pass a CSV file."
         problem = "polars, which reads parquet files, is not installed"
         raise MissingPackageError("track", "polars", problem, remedy) from None
-    with path.open("rb") as file:
-        try:
-            return columns_of(polars.read_parquet(file))
-        except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, MemoryError):
-            problem, remedy = f"{path} is not a valid parquet file", "Write the file again, or pass a CSV file."
-            raise InputValueError("track", "detections", problem, remedy) from None
+    path.open("rb").close()  # whether it can be read at all
+    remedy = "Write the file again, or pass a CSV file."
+    try:
+        return columns_of(read_parquet(path))
+    except UnreadableTableError as error:
+        raise InputValueError("track", "detections", f"{path} {error}", remedy) from None
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, MemoryError):
+        raise InputValueError("track", "detections", f"{path} is not a valid parquet file", remedy) from None

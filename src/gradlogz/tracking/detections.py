@@ -4,6 +4,7 @@
     target      name of the target; optional if there is one target
     position    x, y and optionally z, or latitude and longitude (projected to metres); NaN if not detected
     sigma       standard deviation of each coordinate; optional, and needed only in rows with a detection
+    velocity    from groundspeed and track, if it is used; NaN if one of them is missing
 
 An invalid cell is reported with its row and column. Rows of a target are sorted by time; rows that repeat another one
 exactly are left out. Conversion is by column and grouping by sorting, so that only invalid rows cost a Python loop.
@@ -51,6 +52,7 @@ class Detections(NamedTuple):
         unused: names of the columns that are not used.
         rejected: rows that are taken for outliers, once they are known.
         stale: rows that repeat an earlier position of a moving target, once they are known.
+        velocity: reported velocities in x and y, if they are used; NaN if missing.
     """
 
     label: list[Any]
@@ -70,6 +72,7 @@ class Detections(NamedTuple):
     unused: tuple[str, ...] = ()
     rejected: Bool[Tensor, "n"] | None = None
     stale: Bool[Tensor, "n"] | None = None
+    velocity: Float[Tensor, "n 2"] | None = None
 
     @property
     def axes(self) -> str:
@@ -84,8 +87,20 @@ class Detections(NamedTuple):
     @property
     def used(self) -> Float[Tensor, "n d"]:
         """Coordinates that the filter uses; NaN for outliers and stale rows, too."""
-        unused = self.outlying if self.stale is None else self.outlying | self.stale
-        return self.position.masked_fill(unused.unsqueeze(-1), math.nan)
+        return self.position.masked_fill(self._unused.unsqueeze(-1), math.nan)
+
+    @property
+    def used_velocity(self) -> Float[Tensor, "n 2"] | None:
+        """Velocities that the filter uses, those of rows with a position that it uses."""
+        if self.velocity is None:
+            return None
+        undetected = self.position[:, :2].isnan().any(-1)
+        return self.velocity.masked_fill((self._unused | undetected).unsqueeze(-1), math.nan)
+
+    @property
+    def _unused(self) -> Bool[Tensor, "n"]:
+        """Outliers and stale rows."""
+        return self.outlying if self.stale is None else self.outlying | self.stale
 
     def rows(self, at: Int[Tensor, "m"]) -> "Detections":
         """Some rows, with the targets that they contain."""
@@ -98,16 +113,24 @@ class Detections(NamedTuple):
             position=self.position[at],
             sigma=None if self.sigma is None else self.sigma[at],
             row=None if self.row is None else self.row[at],
+            velocity=None if self.velocity is None else self.velocity[at],
         )
 
 
-def read(source: Source, *, columns: Mapping[str, str] | None = None, skip_bad: bool = False) -> Detections:
+def read(
+    source: Source,
+    *,
+    columns: Mapping[str, str] | None = None,
+    skip_bad: bool = False,
+    with_velocity: bool = False,
+) -> Detections:
     """Read detections from a file, columns or a data frame; raise an error for the first invalid row.
 
     columns: {quantity: "column" or "column:unit"} where names do not say it. skip_bad: skip and count invalid rows.
+    with_velocity: read groundspeed and track, too.
     """
     table = columns_of(source)
-    roles = roles_of(list(table.cells), columns or {})
+    roles = roles_of(list(table.cells), columns or {}, with_velocity=with_velocity)
     detections, bad_cells = _converted(table, roles)
     bad = sorted({b.row: b for b in reversed([*table.bad, *bad_cells])}.values())  # one for each row
     if bad and not skip_bad:
@@ -148,7 +171,7 @@ def _converted(table: Columns, roles: Mapping[str, Role]) -> tuple[Detections, l
     time, unit = _times(labels, decimal_comma=table.decimal_comma)
     if not unit and roles["time"].unit:  # a timestamp has no other unit than its own
         time, unit = time * roles["time"].scale("time"), "s"
-    reject("time", ~time.isfinite() & ~time.isneginf(), "be a number or an ISO timestamp")
+    reject("time", ~time.isfinite() & ~time.isneginf(), "be a number or an ISO timestamp such as 2024-05-01T12:00:00Z")
     reject("time", time.isfinite() & (time.abs() > LARGEST), TOO_LARGE)
     reject("time", time.isneginf(), "have a time zone if other times have one, and none if they have none")
     cells = table.cells[roles["target"].column] if "target" in roles else ["1"] * len(rows)
@@ -159,7 +182,16 @@ def _converted(table: Columns, roles: Mapping[str, Role]) -> tuple[Detections, l
         reject("target", target == index.get("", -1), "be the name of a target")
     length, numbers = "m" if has_length_unit(roles) else "", torch.tensor(list(rows), dtype=torch.long)
     sigma = _sigma(numbers_of, reject, roles, position)
-    known = Detections(list(labels), time, target, list(index), position, unit, [], None, length, sigma, plane, numbers)
+    velocity = _velocities(numbers_of, reject, position, plane) if "groundspeed" in roles else None
+    if velocity is not None and length and not unit:
+        problem = "the time has no unit, but velocities have"
+        raise InputValueError(
+            "track", "columns", problem, f"Name it, such as columns={{'time': '{roles['time'].column}:s'}} (--column)."
+        )
+    known = Detections(
+        list(labels), time, target, list(index), position, unit, [], None, length, sigma, plane, numbers,
+        velocity=velocity,
+    )  # fmt: skip
     return known, bad
 
 
@@ -175,6 +207,15 @@ def _positions(numbers_of: Any, reject: Any, roles: Mapping[str, Role]) -> tuple
     latitude, longitude = latitude.masked_fill(~valid, math.nan), longitude.masked_fill(~valid, math.nan)
     plane = LocalPlane.of(latitude, longitude)
     return torch.cat((plane.project(latitude, longitude), *(z.unsqueeze(-1) for z in height)), -1), plane
+
+
+def _velocities(numbers_of: Any, reject: Any, position: Tensor, plane: LocalPlane | None) -> Float[Tensor, "n 2"]:
+    """Velocities in x and y from groundspeed and track, the direction in degrees clockwise from north (y)."""
+    speed, track = numbers_of("groundspeed"), numbers_of("track")
+    reject("groundspeed", speed < 0, "not be negative")
+    reject("track", track.abs() > 360, "be between -360 and 360 degrees")
+    course = torch.stack((track.deg2rad().sin(), track.deg2rad().cos()), -1)
+    return speed.unsqueeze(-1) * (course if plane is None else plane.turned(course, position[:, :2]))
 
 
 def _sigma(numbers_of: Any, reject: Any, roles: Mapping[str, Role], position: Tensor) -> Tensor | None:

@@ -20,14 +20,18 @@ from ..filters.models.switching_model import SwitchingModel
 from ..filters.prior_and_series import Prior
 from ..filters.results import Filtered
 from .records import StateEstimate
+from .settings import TrackingSettings
 from .target_batches import TargetBatch
-from .tracking_model import DetectionNoise, model_of_batch, motion_probability, noise_in
+from .tracking_model import DetectionNoise, model_of_batch, motion_probability, noise_in, with_velocity
 
 FILTERS = {"imm": imm, "gpb1": gpb1, "gpb2": gpb2}
 
 
 class BatchWork(NamedTuple):
-    """A batch of targets with its model. noise: that of the rows of the batch, if rows differ."""
+    """A batch of targets with its model.
+
+    noise: that of the rows of the batch, if rows differ. sigma_velocity: that of reported velocities, if they are used.
+    """
 
     filter: str
     smooths: bool
@@ -35,6 +39,7 @@ class BatchWork(NamedTuple):
     prior: Prior
     noise: DetectionNoise | None
     batch: TargetBatch
+    sigma_velocity: float | None = None
 
 
 class BatchTracks(NamedTuple):
@@ -53,28 +58,33 @@ class BatchTracks(NamedTuple):
 
 
 def work_of(
-    settings_filter: str,
-    smooths: bool,
+    settings: TrackingSettings,
     model: SwitchingModel,
     prior: Prior,
     noise: DetectionNoise | None,
     batch: TargetBatch,
 ) -> BatchWork:
     """Return the work of a batch, with no more than its own rows of the noise."""
-    return BatchWork(settings_filter, smooths, model, prior, noise_in(batch, noise), batch)
+    sigma_velocity = settings.sigma_velocity
+    return BatchWork(settings.filter, settings.smooth, model, prior, noise_in(batch, noise), batch, sigma_velocity)
 
 
 def filtered_batch(work: BatchWork) -> BatchTracks:
     """Filter, and smooth if asked, the targets of a batch."""
     model, batch = work.model, work.batch
-    discrete, smoothed = model_of_batch(model, batch, work.noise), None
+    discrete, smoothed, y = model_of_batch(model, batch, work.noise), None, batch.observations
+    d = y.shape[-1]
+    first = (batch.counts == 1) & ~y.isnan()  # relative to a diffuse prior: no innovation
+    if work.sigma_velocity is not None and batch.velocity is not None:
+        discrete = with_velocity(discrete, d, work.sigma_velocity)
+        y = torch.cat((y, batch.velocity), -1)
+        first = torch.cat((first, first.any(-1, keepdim=True).expand(batch.velocity.shape)), -1)
     if work.smooths:
-        smoothing = smooth(discrete, batch.observations, work.prior, method="imm" if work.filter == "imm" else "gpb2")
+        smoothing = smooth(discrete, y, work.prior, method="imm" if work.filter == "imm" else "gpb2")
         filtering = smoothing.filtered
-        smoothed = _estimate(smoothing, batch, batch.counts[:, -1:], model.modes)
+        smoothed = _estimate(smoothing, batch, slice(-1, None), model.modes)
     else:
-        filtering = FILTERS[work.filter](discrete, batch.observations, work.prior)
-    first = (batch.counts == 1) & ~batch.observations.isnan()  # relative to a diffuse prior: no innovation
+        filtering = FILTERS[work.filter](discrete, y, work.prior)
     innovation = filtering.innovation.masked_fill(first, math.nan)
     by_mode = filtering.mode_innovation.masked_fill(first.unsqueeze(-2), math.nan)
     tested = filtering._replace(innovation=innovation, mode_innovation=by_mode)
@@ -84,23 +94,26 @@ def filtered_batch(work: BatchWork) -> BatchTracks:
     inside: Bool[Tensor, "b t"] = batch.inside
     return BatchTracks(
         batch.rows[inside],
-        _estimate(filtering, batch, batch.counts, model.modes),
+        _estimate(filtering, batch, slice(None), model.modes),
         smoothed,
         torch.stack([part[inside] for part in normalized_innovation(tested, mixture=True)[:4]]),
-        torch.stack([part[inside] for part in (innovation, deviation, scores)]),
+        torch.stack([part[inside][:, :d] for part in (innovation, deviation, scores)]),
         filtering.step_log_likelihood.masked_fill(untested, math.nan)[inside],
         float(filtering.log_likelihood.sum()),
     )
 
 
-def _estimate(result: Filtered | Smoothed, batch: TargetBatch, counts: Tensor, modes: int) -> StateEstimate:
-    """Positions and velocities of the rows of a batch, NaN before there is an estimate."""
-    d = batch.observations.shape[-1]
+def _estimate(result: Filtered | Smoothed, batch: TargetBatch, known_at: slice, modes: int) -> StateEstimate:
+    """Positions and velocities of the rows of a batch, NaN without an estimate from the rows up to `known_at`."""
+    d, counts = batch.observations.shape[-1], batch.counts
+    moving = counts >= 2
+    if batch.velocity is not None:
+        moving[..., :2] |= (~batch.velocity.isnan()).cumsum(1) >= 1
     per = result.mean.shape[-1] // d
     places = [*range(0, per * d, per), *range(1, per * d, per)]
     mean = result.mean[..., places]
     mean[..., :d] += batch.origin.unsqueeze(1)
-    known = torch.cat((counts >= 1, counts >= 2), -1).expand(mean.shape)
+    known = torch.cat((counts >= 1, moving), -1)[:, known_at].expand(mean.shape)
     mean = mean.masked_fill(~known, math.nan)
     covariance = result.covariance[..., places, :][..., places]
     inside = batch.inside

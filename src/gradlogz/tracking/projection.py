@@ -19,6 +19,7 @@ from .._typing import Float, Tensor
 
 SEMI_MAJOR, FLATTENING = 6378137.0, 1 / 298.257223563  # WGS84, metres
 ECCENTRICITY = FLATTENING * (2 - FLATTENING)  # squared
+STEP = 100.0  # metres, of the difference that turns a course
 ITERATIONS = 8  # of the inverse; each gains three digits or more within 2000 km
 
 
@@ -64,6 +65,20 @@ class LocalPlane(NamedTuple):
             latitude = (latitude + (north / M).rad2deg()).clamp(-90, 90)
             longitude = longitude + (east / (N * latitude.deg2rad().cos().clamp(min=1e-6))).rad2deg()
         return latitude, torch.remainder(longitude + 180, 360) - 180
+
+    def turned(self, course: Float[Tensor, "*n xy"], xy: Float[Tensor, "*n xy"]) -> Float[Tensor, "*n xy"]:
+        """Displacement on the plane, at the place xy, of one metre east and north on the ellipsoid."""
+        latitude, longitude = self.locate(xy)
+        M, N = _radii(latitude.deg2rad())
+        east, north = course.unbind(-1)
+        ahead = [
+            self.project(
+                latitude + (sign * STEP * north / M).rad2deg(),
+                longitude + (sign * STEP * east / (N * latitude.deg2rad().cos())).rad2deg(),
+            )
+            for sign in (1, -1)
+        ]
+        return (ahead[0] - ahead[1]) / (2 * STEP)
 
 
 def _radii(phi: Tensor) -> tuple[Tensor, Tensor]:

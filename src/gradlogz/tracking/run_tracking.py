@@ -66,6 +66,7 @@ def track(
     model: str | None = None,
     columns: Mapping[str, str] | None = None,
     sigma: float | Sequence[float] | None = None,
+    sigma_velocity: float | None = None,
     noise: float | None = None,
     jitter: float | None = None,
     turn_rate: float | None = None,
@@ -107,15 +108,19 @@ def track(
     """
     base = TrackingSettings() if detections is not None else scenario.settings_of(model or "turn")
     settings = changed(
-        base, filter=filter, model=model, columns=columns, sigma=_numbers(sigma), noise=noise, jitter=jitter,
-        turn_rate=turn_rate, outliers=outliers, levels=_name_of(levels), smooth=smooth, fit=fit,
-        skip_bad=skip_bad, seed=seed,
+        base, filter=filter, model=model, columns=columns, sigma=_numbers(sigma),
+        sigma_velocity=sigma_velocity, noise=noise, jitter=jitter, turn_rate=turn_rate, outliers=outliers,
+        levels=_name_of(levels), smooth=smooth, fit=fit, skip_bad=skip_bad, seed=seed,
     )  # fmt: skip
     check(settings)
     if detections is None:
+        if settings.sigma_velocity is not None:
+            problem = "the built-in scenario has no velocities, but sigma_velocity is given"
+            raise InputValueError("track", "sigma_velocity", problem, "Pass detections, or drop sigma_velocity.")
         rows, source = scenario.flights(settings.seed), ""
     else:
-        rows = read(detections, columns=settings.columns, skip_bad=settings.skip_bad)
+        with_velocity = settings.sigma_velocity is not None
+        rows = read(detections, columns=settings.columns, skip_bad=settings.skip_bad, with_velocity=with_velocity)
         source = str(detections) if isinstance(detections, str | os.PathLike) else "FILE.csv"
     earlier = read_levels(levels) if isinstance(levels, str | os.PathLike) else levels
     if earlier is not None:
@@ -202,7 +207,7 @@ def _run(
     model = dataclasses.replace(model_of(levels, settings, d), validate=False)
     noise = noise_of(detections, levels, velocities_of(detections, settings, levels))
     prior = prior_of_batch(prior_of(levels, model, d), noise)
-    work = partial(work_of, settings.filter, settings.smooth, model, prior, noise)
+    work = partial(work_of, settings, model, prior, noise)
     shapes = ((2 * d,), (2 * d, 2 * d), (model.modes,))
     filtered = StateEstimate(*(torch.full((n, *shape), math.nan, dtype=torch.float64) for shape in shapes))
     smoothed = StateEstimate(*map(torch.clone, filtered)) if settings.smooth else None
@@ -253,7 +258,7 @@ def _facts(settings: TrackingSettings, detections: Detections, levels: Levels) -
 def _hash_of(detections: Detections) -> str:
     """Return the sha256 of the rows that are filtered."""
     digest = hashlib.sha256()
-    for tensor in (detections.time, detections.target, detections.used, detections.sigma):
+    for tensor in (detections.time, detections.target, detections.used, detections.sigma, detections.used_velocity):
         digest.update(b"" if tensor is None else tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -33,6 +33,8 @@ class TrackingSettings:
         columns: {quantity: "column" or "column:unit"}, for columns whose names do not say it (column_roles.py).
         sigma: standard deviation of a detected coordinate, or one for each; None takes it from the columns sigma or
             sigma_x, sigma_y, or estimates it.
+        sigma_velocity: standard deviation of reported velocities (columns groundspeed and track) in each coordinate;
+            None does not use them.
         noise: spectral density of the process noise in the first mode, length² / time³; None estimates it.
         jitter: standard deviation of the times of detections, which makes errors along the velocity; 0 for exact times.
             None estimates it, unless sigma is given.
@@ -49,6 +51,7 @@ class TrackingSettings:
     model: str = "cv"
     columns: Mapping[str, str] = field(default_factory=dict)
     sigma: float | tuple[float, ...] | None = None
+    sigma_velocity: float | None = None
     noise: float | None = None
     jitter: float | None = None
     turn_rate: float | None = None
@@ -70,6 +73,7 @@ def check(settings: TrackingSettings) -> None:
     s = settings
     sigmas = s.sigma if isinstance(s.sigma, tuple) else (s.sigma,)
     levels = [*(("sigma", value) for value in sigmas), ("noise", s.noise), ("turn_rate", s.turn_rate)]
+    levels.append(("sigma_velocity", s.sigma_velocity))
     problems = [
         (s.filter not in FILTERS, "filter", f"there is no filter {s.filter!r}", f"Choose one of {', '.join(FILTERS)}."),
         (s.model not in MODELS, "model", f"there is no model {s.model!r}", f"Choose one of {', '.join(MODELS)}."),

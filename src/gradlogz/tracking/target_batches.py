@@ -28,6 +28,7 @@ class TargetBatch(NamedTuple):
         dt: time since the previous row of the target.
         origin: first detection of each coordinate.
         observations: positions relative to the origin; NaN if not detected.
+        velocity: reported velocities, if they are used; NaN if missing.
     """
 
     rows: Int[Tensor, "b t"]
@@ -35,6 +36,7 @@ class TargetBatch(NamedTuple):
     dt: Float[Tensor, "b t"]
     origin: Float[Tensor, "b d"]
     observations: Float[Tensor, "b t d"]
+    velocity: Float[Tensor, "b t 2"] | None = None
 
     @property
     def counts(self) -> Int[Tensor, "b t d"]:
@@ -67,7 +69,10 @@ def batch_of(detections: Detections, order: Tensor, starts: Tensor, lengths: Ten
     dt = time.diff(dim=-1, prepend=time[:, :1]).masked_fill(~inside, 0.0)
     detected = ~y.isnan()
     origin = y.gather(1, detected.long().argmax(1, keepdim=True)).squeeze(1).nan_to_num()
-    return TargetBatch(rows, inside, dt, origin, y - origin.unsqueeze(1))
+    velocity = detections.used_velocity
+    if velocity is not None:
+        velocity = velocity[rows].masked_fill(~inside.unsqueeze(-1), math.nan)
+    return TargetBatch(rows, inside, dt, origin, y - origin.unsqueeze(1), velocity)
 
 
 def discretized(model: SwitchingModel, dt: Tensor) -> SwitchingModel:

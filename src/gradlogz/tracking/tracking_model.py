@@ -3,6 +3,7 @@
     x_t                  position and velocity, by the mode of the motion; modes switch in continuous time
     y_t = p_t + noise    covariance R_t = sigma² I + jitter² v v^T                        v: velocity of the target
     late detections      with probability `late`: late_sigma and late_jitter in place of sigma and jitter
+    reported velocities  further observations of the filter, if they are used; all levels are those of the positions
 
 An inaccurate time of a detection moves it along the velocity. v is that of a filter of the rows before (for the first
 two rows, that of the second), so that R_t depends on no later detection. Late detections are modes of their own, as
@@ -147,6 +148,17 @@ def model_of_batch(model: SwitchingModel, batch: TargetBatch, noise: DetectionNo
         return discrete
     doubled = with_clutter(discrete, noise.share, noise.late)
     return dataclasses.replace(doubled, H=torch.cat((discrete.H, discrete.H), -3))  # late, but of the target
+
+
+def with_velocity(model: SwitchingModel, dimensions: int, sigma: float) -> SwitchingModel:
+    """The model of a batch with the velocities in x and y as further observations, of independent errors."""
+    d, per = dimensions, model.state_size // dimensions
+    rows = torch.zeros(2, model.state_size, dtype=torch.float64)
+    rows[0, 1] = rows[1, per + 1] = 1.0
+    H = torch.cat((model.H, rows.expand(*model.H.shape[:-2], -1, -1)), -2)
+    R = torch.nn.functional.pad(model.R, (0, 2, 0, 2))
+    R[..., [d, d + 1], [d, d + 1]] = sigma**2
+    return dataclasses.replace(model, H=H, R=R)
 
 
 def prior_of_batch(prior: Prior, noise: DetectionNoise | None) -> Prior:
