@@ -3,7 +3,7 @@
 gradlogz probe minilm --out runs/minilm                    and likewise rxnmapper, rxnfp, smollm2
 python benchmarks/findings.py --text runs/readmes.jsonl    writes the other text: descriptions of installed packages
 gradlogz probe minilm --text runs/readmes.jsonl --out runs/minilm-readmes
-python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes}
+python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes}    other runs keep their rows
 """
 
 import json
@@ -93,5 +93,6 @@ if __name__ == "__main__" and sys.argv[1] == "--text":
     readmes(Path(sys.argv[2]))
 elif __name__ == "__main__":
     place = Path(__file__).parent / "results" / "findings.json"
-    text = json.dumps({"benchmark": "findings", "rows": [model(folder) for folder in sys.argv[1:]]}, indent=1)
-    place.write_text(text + "\n")
+    rows = {row["run"]: row for row in json.loads(place.read_text())["rows"]}
+    rows |= {row["run"]: row for row in map(model, sys.argv[1:])}
+    place.write_text(json.dumps({"benchmark": "findings", "rows": [*rows.values()]}, indent=1) + "\n")

@@ -27,7 +27,6 @@ def predictions():
     for prediction in known_predictions():
         declared = prediction.declaration
         conditions = [text or "–" for text in (declared.supports, declared.refutes)]
-        conditions = ["–", "–"] if declared.kind == DESCRIPTIVE else conditions
         rows.append([f"`{prediction.name}`", declared.kind, declared.claim, declared.formula, *conditions])
     return lines(COLUMNS, rows)
 

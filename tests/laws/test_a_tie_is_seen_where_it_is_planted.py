@@ -7,7 +7,7 @@ import torch
 from gradlogz.probing import capture
 from gradlogz.probing.predictions import tie
 from gradlogz.probing.predictions.observables import attention_rows
-from gradlogz.probing.predictions.observables.head_factors import Moments, factors_of, folded
+from gradlogz.probing.predictions.observables.head_factors import Factors, Moments, cosine, factors_of, folded, products
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import merge
 from support.planted import matrices
@@ -60,6 +60,9 @@ def test_a_tied_model_is_supported(build):
     close(values(found.findings, tie.WEIGHTED), torch.ones(8, dtype=torch.float64), tolerance=1e-5)
     assert all(f.verdict == "supported" for f in found.findings if f.quantity == tie.WEIGHTED)
     counts = {d.key: d.count for d in found.details if d.count is not None}
+    # Attended means of the BERT have one axis in half of the heads, so that only the sign of the tie is left.
+    beyond = counts.pop("aligned_beyond_axes"), counts.pop("opposed_beyond_axes")
+    assert beyond == ((8 if build is matrices.gpt2 else 4), 0)
     assert counts == {"unrelated": 0, "above_rotations": 8, "below_rotations": 0}
 
 
@@ -95,6 +98,7 @@ def test_stronger_ties_are_found_more_often():
 
 
 def test_the_band_is_that_of_random_rotations():
+    """Both kinds, drawn: of the updates, and between what a head reads and what it writes."""
     base = probed(matrices.gpt2(6, matrices.tied), BATCHES[0])
     layer = base.architecture.attention[0]
     factors = folded(factors_of(base, layer), base, layer)
@@ -107,18 +111,53 @@ def test_the_band_is_that_of_random_rotations():
     )
     A, B = (weight.mT @ M for M in (factors.value @ factors.output, factors.key @ factors.query.mT))
     generator = torch.Generator().manual_seed(0)
+
+    def rotation(*shape):
+        Q, R = torch.linalg.qr(torch.randn(*shape, generator=generator, dtype=torch.float64))
+        return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+
     P = torch.from_numpy(matrices.centring())
     U = torch.linalg.eigh(P).eigenvectors[:, 1:]  # the space that a centring norm sees
-    draws = []
+    read, S, written = torch.linalg.svd(A)
+    read, S, written = (
+        read[..., : matrices.SIZE],
+        S[..., : matrices.SIZE].diag_embed(),
+        written[..., : matrices.SIZE, :],
+    )
+    sizes = A.norm(dim=(1, 2)) * B.norm(dim=(1, 2))
+    draws = {tie._rotated: [], tie._with_rotated_sides: []}
     for _ in range(4000):
-        gaussian = torch.randn(matrices.WIDTH - 1, matrices.WIDTH - 1, generator=generator, dtype=torch.float64)
-        Q, R = torch.linalg.qr(gaussian)
-        turned = A @ (U @ (Q * R.diagonal().sign()) @ U.mT)
-        draws.append((turned * B).sum((1, 2)) / (A.norm(dim=(1, 2)) * B.norm(dim=(1, 2))))
-    draws = torch.stack(draws)
-    expected = tie._rotated(factors, moments)
-    close(draws.std(0), expected, scale=expected, tolerance=0.04)
-    assert float((draws.mean(0) / draws.std(0)).abs().max()) * 4000**0.5 < 4
+        turned = A @ (U @ rotation(matrices.WIDTH - 1, matrices.WIDTH - 1) @ U.mT)
+        draws[tie._rotated].append((turned * B).sum((1, 2)) / sizes)
+        turned = read @ S @ rotation(matrices.HEADS, matrices.SIZE, matrices.SIZE) @ S @ written
+        turned = turned * matrices.SIZE**0.5 / A.norm(dim=(1, 2), keepdim=True)
+        draws[tie._with_rotated_sides].append((turned * B).sum((1, 2)) / sizes)
+    for deviation, each in draws.items():
+        drawn, expected = torch.stack(each), deviation(factors, moments)
+        close(drawn.std(0), expected, scale=expected, tolerance=0.04)
+        assert float((drawn.mean(0) / drawn.std(0)).abs().max()) * 4000**0.5 < 4
+
+
+def test_one_axis_is_no_tie():
+    """Attended means, updates and gradients that all have one axis: cosines are beyond rotations, and near +1 or -1."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    h, D, d = 6, 256, 16
+    value, key, output, query = normal(h, D, d), normal(h, D, d), normal(h, d, D), normal(h, D, d)
+    read, written = (torch.nn.functional.normalize(normal(D), dim=0) for _ in range(2))
+    output, query = (
+        output + 100 * (output @ written)[..., None] * written,
+        query + 100 * written[:, None] * (written @ query)[:, None],
+    )
+    C = torch.eye(D, dtype=torch.float64) + 1e4 * read[:, None] * read
+    f = Factors(value, key, output, query, D)
+    moments = Moments(value.mT @ C @ key, value.mT @ C @ value, key.mT @ C @ key)
+    cosines = cosine(*products(f, moments))
+    assert bool((cosines.abs() > 5 * tie._rotated(f, moments)).all())
+    assert bool((cosines.abs() < 1.96 * tie._with_rotated_sides(f, moments)).all())
 
 
 def test_shards_merge_to_one_pass():

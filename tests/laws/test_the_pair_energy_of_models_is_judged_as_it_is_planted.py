@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from gradlogz.dynamics.observables import OBSERVABLES
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.capturing import capture
 from gradlogz.probing.prediction import Probed
 from gradlogz.probing.predictions import pair_energy
-from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, JUDGED, NORMALIZER, OF_LOGITS, RANK, SHARPER, TOTAL
+from gradlogz.probing.predictions.pair_energy import CHANGE, ENERGY, JUDGED, TOTAL
 from gradlogz.probing.runs.records import Finding
 from gradlogz.probing.statistics import merge
 from support.architectures import ARCHITECTURES
@@ -21,10 +20,10 @@ from support.pretrained import minilm
 from support.probe_models import details_of, judged, probed, remarks_of, state_of, token_batches
 
 
-def log_energy(x, beta):
-    """log sum_ij exp(beta <u_i, u_j>) - 2 log n, pair by pair."""
+def log_energy(x):
+    """log sum_ij exp(<u_i, u_j>) - 2 log n, pair by pair."""
     u = x / x.norm(dim=-1, keepdim=True)
-    return float((beta * u @ u.mT).flatten().logsumexp(0) - 2 * math.log(len(x)))
+    return float((u @ u.mT).flatten().logsumexp(0) - 2 * math.log(len(x)))
 
 
 # The numbers ---------------------------------------------------------------------------------------------------------
@@ -39,13 +38,12 @@ def test_energies_and_changes_are_those_of_all_pairs(build):
     rows = {(m.layer, m.quantity): m for m in pair_energy.evaluate(state, known)}
     lengths = batch.inputs["attention_mask"].sum(1).tolist()
 
-    def energies(x, beta=1.0):
-        return np.array([log_energy(part[:n], beta) for part, n in zip(x, lengths, strict=True)])
+    def energies(x):
+        return np.array([log_energy(part[:n]) for part, n in zip(x, lengths, strict=True)])
 
     streams = {name: passed.stream for name, passed in captured.sublayers.items()}
     for name, x in streams.items():
         assert rows[name, ENERGY].value == pytest.approx(energies(x).mean(), rel=1e-9)
-        assert rows[name, SHARPER].value == pytest.approx(energies(x, math.sqrt(32)).mean(), rel=1e-9)
         assert rows[name, ENERGY].tokens == sum(lengths)
     first, second = known.architecture.attention
     change = energies(streams[second]) - energies(streams[first])
@@ -59,23 +57,6 @@ def test_energies_and_changes_are_those_of_all_pairs(build):
     assert rows["", TOTAL].value == pytest.approx((energies(end) - energies(streams[first])).mean(), rel=1e-7)
 
 
-def test_sums_of_log_normalizers_are_those_of_the_logits():
-    model, batch = encoder(sharpness=2.0).double(), token_batches(96, rows=3, batches=1)[0]
-    known = probed(model, batch)
-    captured = capture(model, batch.inputs, architecture=known.architecture)
-    rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
-        state_of(pair_energy, model, [batch], known.architecture), known)}  # fmt: skip
-    lengths = batch.inputs["attention_mask"].sum(1).tolist()
-    for layer in known.architecture.attention:
-        event = captured.attention[layer]
-        s = event.query @ event.key.mT / math.sqrt(8)
-        parts = [part[:, :n, :n] for part, n in zip(s, lengths, strict=True)]
-        sums = np.mean([float(p.logsumexp(-1).mean()) for p in parts])
-        pairs = np.mean([float(p.flatten(1).logsumexp(-1).mean()) - 2 * math.log(p.shape[-1]) for p in parts])
-        assert rows[layer, NORMALIZER] == pytest.approx(sums, rel=1e-9)
-        assert rows[layer, OF_LOGITS] == pytest.approx(pairs, rel=1e-9)
-
-
 def test_long_sequences_are_estimated_without_bias():
     """200 tokens, of which 64 are compared: over many choices the mean of E is that of all pairs."""
     generator = torch.Generator().manual_seed(0)
@@ -84,11 +65,9 @@ def test_long_sequences_are_estimated_without_bias():
     taken = pair_energy.Taken(
         x[picks], torch.ones(2000, 64, dtype=torch.bool), torch.full((2000,), 200.0, dtype=torch.float64)
     )
-    E = pair_energy.energies(taken).exp()
-    for column, beta in ((0, 1.0), (1, math.sqrt(6))):
-        exact = math.exp(log_energy(x, beta))
-        error = float(E[:, column].std()) / math.sqrt(2000)
-        assert abs(float(E[:, column].mean()) - exact) < 4 * error < 0.01 * exact
+    E = pair_energy.log_energy(taken).exp()
+    exact, error = math.exp(log_energy(x)), float(E.std()) / math.sqrt(2000)
+    assert abs(float(E.mean()) - exact) < 4 * error < 0.01 * exact
 
 
 def test_the_number_of_tokens_is_that_of_the_compared_ones():
@@ -97,23 +76,8 @@ def test_the_number_of_tokens_is_that_of_the_compared_ones():
     rows = pair_energy.evaluate(state_of(pair_energy, model, [batch], known.architecture), known)
     lengths = batch.inputs["attention_mask"].sum(1)
     assert lengths.tolist() == [90, 60]
-    tokens = {quantity: {m.tokens for m in rows if m.quantity == quantity} for quantity in (ENERGY, CHANGE, NORMALIZER)}
-    assert tokens == {ENERGY: {64 + 60}, CHANGE: {64 + 60}, NORMALIZER: {90 + 60}}
-
-
-def test_what_sequences_show_is_what_clouds_show():
-    model, batch = encoder().double(), token_batches(96, rows=5, batches=1)[0]
-    known = probed(model, batch)
-    rows = {(m.layer, m.quantity): m.value for m in pair_energy.evaluate(
-        state_of(pair_energy, model, [batch], known.architecture), known)}  # fmt: skip
-    lengths = batch.inputs["attention_mask"].sum(1).tolist()
-    passed = capture(model, batch.inputs, architecture=known.architecture).sublayers
-    for layer in known.architecture.attention:
-        clouds = [x[:n] for x, n in zip(passed[layer].stream, lengths, strict=True)]
-        names = {**pair_energy.OBSERVED, "effective_rank": RANK}
-        for name, quantity in names.items():
-            expected = np.mean([float(OBSERVABLES[name](x, None, None)) for x in clouds])
-            assert rows[layer, quantity] == pytest.approx(expected, rel=1e-8), quantity
+    tokens = {quantity: {m.tokens for m in rows if m.quantity == quantity} for quantity in (ENERGY, CHANGE)}
+    assert tokens == {ENERGY: {64 + 60}, CHANGE: {64 + 60}}
 
 
 # The verdict ---------------------------------------------------------------------------------------------------------
@@ -218,7 +182,7 @@ def test_a_pretrained_model_is_measured():
     with torch.no_grad():
         states = model(**inputs, output_hidden_states=True).hidden_states
     for layer, x in zip([*known.architecture.attention, "end"], states, strict=True):
-        exact = np.mean([log_energy(part[:n].double(), 1.0) for part, n in zip(x, lengths, strict=True)])
+        exact = np.mean([log_energy(part[:n].double()) for part, n in zip(x, lengths, strict=True)])
         value = next(m.value for m in found if (m.layer, m.quantity) == (layer, ENERGY))
         assert value == pytest.approx(exact, abs=2e-5)
 
@@ -234,7 +198,7 @@ def test_streams_that_are_flattened_are_those_of_their_tokens():
     after = list(capture(model, batch.inputs, architecture=known.architecture).sublayers.values())[-1].after.reshape(
         3, 20, -1
     )
-    exact = np.mean([log_energy(part[:n], 1.0) for part, n in zip(after, lengths, strict=True)])
+    exact = np.mean([log_energy(part[:n]) for part, n in zip(after, lengths, strict=True)])
     assert next(m.value for m in found if (m.layer, m.quantity) == ("end", ENERGY)) == pytest.approx(exact, rel=1e-9)
 
 

@@ -4,6 +4,7 @@ Read next: findings_page.py (the page), findings_figures.py (the figures).
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import dedent
@@ -58,6 +59,7 @@ from .run_contents import RunContents
 
 SHOWN = 12  # rows of a long table before it is expanded
 BOUNDS = 10  # steps of the table on the sensitivity to the bound
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w|\.\d)")  # in a condition of a claim
 
 
 def sections_of(contents: RunContents, claims: Sequence[Summary]) -> tuple[Section, ...]:
@@ -196,17 +198,22 @@ def _sensitivity(claim: Summary, rows: Sequence[Finding], declarations: Declarat
     if len(set(values)) < 2 or claim.verdict not in TESTED:
         return []
     low, high = min(values), max(values)
-    bounds = [low + (high - low) * i / BOUNDS for i in range(BOUNDS + 1)]
+    declared = declarations.get(claim.prediction)
+    stated = {float(n) for n in NUMBER.findall(f"{declared.supports} {declared.refutes}")} if declared else set()
+    multiples = {sign * share * b for b in stated for share in (0.5, 1.0, 2.0) for sign in (-1, 1)}
+    bounds = sorted(
+        {low + (high - low) * i / BOUNDS for i in range(BOUNDS + 1)} | {b for b in multiples if low < b < high}
+    )
     ends = [
         (row.value, row.value) if math.isnan(row.low) else (row.low, row.high) for row in rows if row.verdict in TESTED
     ]
     cells = tuple((b, sum(e[0] > b for e in ends), sum(e[1] < b for e in ends)) for b in bounds)
-    declared = declarations.get(claim.prediction)
     noun = "rows" if declared is None or not declared.unit else f"{declared.unit}s"
     columns = (Column("bound"), Column(f"{noun} above"), Column(f"{noun} below"))
     caption = (
         f"Number of {noun} whose 95 % confidence interval lies above or below a bound on the value, for bounds over "
-        f"the range of the values; the rest of the {len(ends)} overlap it. Without correction for multiple tests."
+        f"the range of the values, and for half, once and twice those of the claim; the rest of the {len(ends)} "
+        "overlap it. Without correction for multiple tests."
     )
     return [Table(f"{claim.prediction} bounds", "sensitivity to the bound", columns, cells, caption, wide=False)]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import __version__
 from .._errors import InputValueError
+from .._paths import is_plain_file
 from ..page import Axis, Column, Figure, Heat, Page, Part, Points, Section, Table, Text, VerdictBanner, View, Views
 from ..probing.interventions.records import Comparison, Effect, Interventions, interventions_from_json
 from ..probing.runs.run_folder import INTERVENTIONS
@@ -76,7 +77,7 @@ def page_of(interventions: Interventions) -> Page:
 def with_interventions(page: Page, source: Any) -> Page:
     """The page of a run, with a section for its interventions if the run folder has them."""
     file = Path(source).expanduser() / FILE if isinstance(source, str | os.PathLike) else None
-    if file is None or not file.is_file():
+    if file is None or not is_plain_file(file):
         return page
     try:
         interventions = interventions_from_json(file.read_text(encoding="utf-8"))

@@ -93,7 +93,8 @@ DECLARATION = Declaration(
     ),
     decision_rule=(
         f"To first order the gain is the cosine of update and gradient; {LEAST:g} is the bound of the tie of the "
-        "matrices, too. The verdict on the model is that of more than half of its layers."
+        "matrices, too. The excess may be positive because updates of other tokens descend: the gain is reported "
+        "beside it. The verdict on the model is that of more than half of its layers."
     ),
     bounds={f"{LEAST:g}": DERIVATION},
     interesting=f"An excess of {INTERESTING:g}: a tenth of the update, by length, climbs straight up.",

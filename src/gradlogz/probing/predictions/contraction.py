@@ -21,10 +21,9 @@ from ..._typing import Float, Tensor
 from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
-    Bounds,
     absent,
     beyond_the_null,
-    counted,
+    describe,
     judge,
     measured,
     median,
@@ -35,14 +34,13 @@ from ..inside.architecture import Sublayer
 from ..inside.events import Event, ForwardOutput, Passed
 from ..inside.norm_sphere import centred, norm_of_updates
 from ..prediction import Baseline, Prediction, Probed
-from ..runs.judgement import Judgement, Measured, Ruling
-from ..runs.records import DESCRIPTIVE, TESTED, Declaration, Detail, Finding, Label, Quantity, Remark
+from ..runs.judgement import Judgement, Measured
+from ..runs.records import DESCRIPTIVE, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import GROUPS, Comoments, Estimate, GroupMoments, Sums, jackknife
 from .observables.attention_rows import at, chosen
-from .observables.moved_tokens import DERIVATION, DRAWS, LEAST, PART, massive, other_places, rotated, scaled
+from .observables.moved_tokens import DRAWS, LEAST, PART, massive, other_places, rotated, scaled
 from .observables.residual_stream import in_sequences
 
-HALF = 0.5
 CLOUDS = ("x", "u", "x + u", "u'", "x + u'", "N(x + u)", "N(x + u')")
 SHARE, READ = "share taken back", "share removed where it is read"
 SHARE_FEED_FORWARD, READ_FEED_FORWARD = f"{SHARE}, feed-forward", f"{READ}, feed-forward"
@@ -69,15 +67,12 @@ DECLARATION = Declaration(
         "share taken back = 1 - after / before; before = log tr Cov(x + u) - log tr Cov(x + u'): excess of the spread "
         "of the tokens x with their updates u over their spread with the updates u' of other tokens, scaled to the "
         "norm of u; after: the same for N(x + u) and N(x + u'), N the projection to the unit sphere of the norm that "
-        "follows. tr Cov is half the mean squared distance of two tokens. The share exists where attention spreads: "
-        "where the correlation of update and token, [tr Cov(x, u) - tr Cov(x, u')] / sqrt(tr Cov(x) tr Cov(u)), is "
-        f"above {LEAST:g} and above its null, the correlation of randomly rotated updates"
+        "follows. tr Cov is half the mean squared distance of two tokens. The share has a value where the excess "
+        "before the norm differs significantly from 0. Attention spreads tokens where the correlation of update and "
+        "token, [tr Cov(x, u) - tr Cov(x, u')] / sqrt(tr Cov(x) tr Cov(u)), is above "
+        f"{LEAST:g} and above its null, the correlation of randomly rotated updates"
     ),
-    supports=f"Attention spreads, and the share is above {HALF:g}.",
-    refutes=(
-        f"Attention spreads, and the share is below {HALF:g}; or it gathers: the correlation is below {-LEAST:g} and "
-        "below its null."
-    ),
+    refutes="",
     method=(
         FORMULAS,
         "An ascent step moves tokens apart, and a norm brings them back to its sphere [shim22, abstract]. A sum of "
@@ -98,10 +93,8 @@ DECLARATION = Declaration(
         "documents. Cleaned: without first tokens and massive activations.",
     ),
     decision_rule=(
-        f"{LEAST:g} is the smallest cosine of updates that counts in `ascent` and `tie`; {HALF:g} is the majority of "
-        "the excess. The share has a value only where the excess before the norm differs significantly from 0. The "
-        "verdict on the model is that of more than half of its attention sublayers; those that neither spread nor "
-        "gather are among them and count for neither."
+        f"The value of the model is the median over its attention sublayers. {LEAST:g} is the smallest cosine of "
+        "updates that counts in `ascent` and `tie`."
     ),
     quantities={
         SHARE: _SHARE,
@@ -123,12 +116,7 @@ DECLARATION = Declaration(
         "spread with updates of other tokens."
     ),
     null="",
-    bounds={
-        f"{HALF:g}": "More than half of the excess spread is gone after the norm: most of it is taken back.",
-        f"{LEAST:g}": DERIVATION,
-    },
     unit="attention sublayer",
-    outcomes=("spread and are contracted", "spread without contraction or gather"),
     details={
         "spreading": Label("sublayers that spread"),
         "gathering": Label("sublayers that gather"),
@@ -227,48 +215,24 @@ def null(
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every attention sublayer that a norm follows: does it spread, and does the norm take it back."""
-    spreads = {
-        (f.layer, f.call): f.verdict
-        for f in judge(findings, CORRELATION, lambda f: beyond_the_null(f, LEAST)).findings
-        if f.quantity == CORRELATION
-    }
-
-    def bounds(f: Finding) -> Bounds:
-        spread = spreads.get((f.layer, f.call)) == "supported"
-        return Bounds(HALF, HALF) if spread else Bounds(math.inf, -math.inf)
-
-    judged = [_ruled(f, spreads) for f in judge(findings, SHARE, bounds).findings]
-    rows = [f for f in judged if f.quantity == SHARE and spreads.get((f.layer, f.call), "") in TESTED]
-    post = [spreads[f.layer, f.call] for f in rows]
-    counts = [
-        Detail(key, count=post.count(ruling), total=len(post))
-        for key, ruling in (("spreading", "supported"), ("gathering", "refuted"))
-    ]
-    keys = [key for key in (CORRELATION, BEFORE, AFTER, CLEANED, SHARE_FEED_FORWARD, READ) if _known(judged, key)]
-    details = (*(counts if post else ()), *(median_detail(key, judged, key) for key in keys))
-    judgement = counted(judged, SHARE, details=details)
-    if rows:  # sublayers that neither spread nor gather have no share, and count
-        majorities = {name: 2 * [f.verdict for f in rows].count(name) > len(rows) for name in TESTED[:2]}
-        ruling: Ruling = (
-            "supported" if majorities["supported"] else "refuted" if majorities["refuted"] else "inconclusive"
-        )
-        return judgement._replace(verdict=ruling, judged=len(rows), details=details, remarks=())
+    """Describe the share of the attention sublayers that spread and that a norm follows; count them."""
+    post = {(f.layer, f.call) for f in findings if f.quantity == SHARE}
+    judged = judge(findings, CORRELATION, lambda f: beyond_the_null(f, LEAST)).findings
+    spreads = [f.verdict for f in judged if f.quantity == CORRELATION and (f.layer, f.call) in post]
+    keys = [key for key in (CORRELATION, BEFORE, AFTER, CLEANED, SHARE_FEED_FORWARD, READ) if _known(findings, key)]
+    medians = [median_detail(key, findings, key) for key in keys]
+    judgement = describe(findings, SHARE)
+    if spreads:  # without a sublayer that spreads there is no share, and still a description
+        pairs = (("spreading", "supported"), ("gathering", "refuted"))
+        counts = [Detail(key, count=spreads.count(ruling), total=len(spreads)) for key, ruling in pairs]
+        return judgement._replace(verdict="described", details=(*counts, *medians), remarks=())
     if any(f.quantity == READ for f in findings):
-        return judgement._replace(details=details, remarks=(Remark("pre-norm"),))
+        return judgement._replace(details=(*medians,), remarks=(Remark("pre-norm"),))
     return judgement
 
 
 def _known(findings: list[Finding], quantity: str) -> bool:
     return not math.isnan(median(f.value for f in findings if f.quantity == quantity))
-
-
-def _ruled(f: Finding, spreads: dict[tuple[str, int], str]) -> Finding:
-    """A share whose sublayer gathers refutes the claim; one whose sublayer does not spread is inconclusive."""
-    spread = spreads.get((f.layer, f.call), "")
-    if f.quantity != SHARE or math.isnan(f.value) or spread == "supported":
-        return f
-    return f._replace(verdict=spread if spread in TESTED else "not applicable")
 
 
 def _share_of(sublayer: Sublayer) -> str:

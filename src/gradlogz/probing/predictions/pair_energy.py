@@ -17,7 +17,6 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ...dynamics.intervals import band_of_mean
-from ...dynamics.observables import OBSERVABLES
 from ..batch_pass import BatchPass
 from ..corpus.batching import Batch
 from ..hypothesis_tests import (
@@ -54,26 +53,15 @@ TIED, VISIBLE_ALL = 0.9, 0.999  # the conditions of the theorem, as measured
 UPDATE = " update"  # of a layer, in the stored sequences
 JUDGED, REVERSED = "change by tied attention", "change by reversed attention"
 HEADS, POSITIVE, TIE, VISIBLE = "heads", "smallest positive cosine", "smallest tie", "visible keys"
-ENERGY, SHARPER = "log pair energy", "log pair energy, beta = sqrt(D)"
+ENERGY = "log pair energy"
 CHANGE, RISES, BY_ATTENTION = "change", "sequences that rise", "change by attention"
-NORMALIZER, OF_LOGITS = "log normalizer", "log pair energy of logits"
 TOTAL = "change over depth"
-OBSERVED = {"mean_fraction": "mean fraction", "rank_one_residual": "rank-one residual", "clusters": "clusters"}
-RANK = "effective rank"
 COUNT = "tokens"
 
 FORMULAS = """\
     E_B      = sum_ij exp(beta <x_i, B x_j>)       x: tokens that a layer reads, B: QK matrix of a head
     E        = sum_ij exp(beta <u_i, u_j>)         u = x / |x|: the tokens of one sequence, on the unit sphere
-    change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer
-
-    log normaliser               sum_i G_i / n                     G_i: log normaliser of token i; mean over heads
-    log pair energy of logits    log sum_i exp(G_i) - 2 log n      mean over heads
-    share of the mean token      |m|² / E|x|²                      m: mean of the tokens of a sequence
-    effective rank               exp H(λ / sum λ)                  λ: eigenvalues of their covariance, H: entropy
-    rank-one residual            |X - 1 mᵀ| / |X|                  X: the tokens as rows; 0 if all tokens are equal
-                                 |A| = sqrt(largest column sum x largest row sum of |a_ij|)
-    clusters                     groups of tokens that are linked by distances of less than 5 % of sqrt(E|x|²)"""
+    change   = log E after a block - log E before  mean over sequences; block: up to the next attention layer"""
 
 DECLARATION = Declaration(
     title="Pair energy by attention",
@@ -101,16 +89,13 @@ DECLARATION = Declaration(
         "without such a layer the claim is not applicable.",
         f"Null: {DRAWS} random rotations of the updates, which preserve the spectrum of the OV matrices.",
         "Descriptive, and not judged: the pair energy E of tokens on the unit sphere. Tokens are projected to the "
-        "sphere because the norm of the residual stream grows with depth. beta is 1. The energy is also reported for "
-        "beta = sqrt(D): then beta <u_i, u_j> is the logit <x_i, x_j> / sqrt(D) of tokens of norm sqrt(D). At this "
-        "beta each token attends almost only to itself. log E is computed at every sublayer boundary of the residual "
-        "stream: before each sublayer, and at the end. A block is an attention layer and all that follows it, up to "
-        "the next attention layer or the end of the model. In a sequence of n tokens a random subset of "
-        f"m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m (m - 1)). Nearly "
-        "uniform averages over tokens, as in untrained models, can also increase the pair energy: these values have no "
-        "null.",
-        "The changes of E_B, the share of the mean token, the effective rank, the rank-one residual and the number of "
-        f"clusters are means over {SEQUENCES} sequences.",
+        "sphere because the norm of the residual stream grows with depth; beta is 1. log E is computed at every "
+        "sublayer boundary of the residual stream: before each sublayer, and at the end. A block is an attention layer "
+        "and all that follows it, up to the next attention layer or the end of the model. In a sequence of n tokens a "
+        f"random subset of m = min({TOKENS}, n) tokens is compared, and sum_{{i != j}} is scaled by n (n - 1) / (m "
+        "(m - 1)). Nearly uniform averages over tokens, as in untrained models, can also increase the pair energy: "
+        "these values have no null.",
+        f"The changes of E_B are means over {SEQUENCES} sequences.",
     ),
     decision_rule="The verdict on the model is that of more than half of the judged layers.",
     bounds={
@@ -134,17 +119,10 @@ DECLARATION = Declaration(
         TIE: Quantity("1", "min over heads cos(W_v W_o, W_k W_qᵀ)"),
         VISIBLE: Quantity("share of keys", "visible keys / n"),
         ENERGY: Quantity("nats", "log Σᵢⱼ exp⟨uᵢ, uⱼ⟩,  u = x / |x|"),
-        SHARPER: Quantity("nats", "log Σᵢⱼ exp(√D ⟨uᵢ, uⱼ⟩),  u = x / |x|"),
-        OF_LOGITS: Quantity("nats", "log Σᵢ exp Gᵢ − 2 log n"),
         CHANGE: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over a block"),
         BY_ATTENTION: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over attention"),
         TOTAL: Quantity("nats", "Δ log Σᵢⱼ exp⟨uᵢ, uⱼ⟩ over all blocks"),
         RISES: Quantity("share of sequences", "P(Δ log E > 0)"),
-        NORMALIZER: Quantity("nats", "Σᵢ Gᵢ / n"),
-        OBSERVED["mean_fraction"]: Quantity("1", "|E x|² / E|x|²"),
-        OBSERVED["rank_one_residual"]: Quantity("1", "|X − 1 x̄ᵀ| / |X|"),
-        OBSERVED["clusters"]: Quantity("count", "linked at 5 % of √E|x|²"),
-        RANK: Quantity("dimensions", "exp H(λ / Σλ),  λ of Cov(x)"),
     },
     statistic="median change of log pair energy by attention",
     null_reason=(
@@ -175,16 +153,13 @@ DECLARATION = Declaration(
         POSITIVE: "smallest positive cosine of the QK matrices of a layer",
         TIE: "smallest cosine of OV and transposed QK matrices of a layer",
         VISIBLE: "share of visible keys",
-        "log normalizer": "log normaliser",
-        "mean fraction": "share of the mean token in the mean squared norm",
         "change": "change of log pair energy over a block",
         "change by attention": "change of log pair energy by attention",
         "change over depth": "change of log pair energy over all blocks",
         "sequences that rise": "share of sequences whose pair energy increases",
     },
     places={
-        **dict.fromkeys((ENERGY, SHARPER), "sublayer boundaries"),
-        **dict.fromkeys((*OBSERVED.values(), RANK), "depths"),
+        ENERGY: "sublayer boundaries",
         **dict.fromkeys((CHANGE, RISES), "blocks"),
     },
 )
@@ -194,13 +169,12 @@ class State(NamedTuple):
     """Sums over sequences by layer, and sampled sequences by stack.
 
     energies: log pair energies at every sublayer boundary; steps, attention: their changes over a block and over
-    attention; logits: the log normalisers; visible: the share of visible keys, and the scale of the logits.
+    attention; visible: the share of visible keys, and the scale of the logits.
     """
 
     energies: Mapping[str, Sums] = {}
     steps: Mapping[str, Sums] = {}
     attention: Mapping[str, Sums] = {}
-    logits: Mapping[str, Sums] = {}
     visible: Mapping[str, Sums] = {}
     samples: Mapping[str, Sample] = {}
 
@@ -208,7 +182,7 @@ class State(NamedTuple):
 class _Before(NamedTuple):
     layer: str
     stack: str
-    energies: Float[Tensor, "b 2"]
+    log_energy: Float[Tensor, " b"]
 
 
 @dataclass
@@ -226,25 +200,22 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     memory = batch_pass.memory(_Memory)
     columns = memory.columns
     if isinstance(event, Attended):
-        _of_logits(event, batch_pass, columns)
+        _add_visible(event, batch_pass, columns)
         return None
     depth = depth_of(event, batch_pass)
     if depth is not None:
         taken = _taken(depth, batch_pass, memory)
         block = depth.attention or isinstance(event, ForwardOutput)
-        log_E = energies(taken)
+        log_E = log_energy(taken)
         columns["energies", depth.layer] = _columns(log_E, taken)
         before = memory.before
         if before is not None and before.stack == depth.stack:
-            change = log_E[:, :1] - before.energies[:, :1]
-            columns["steps" if block else "attention", before.layer] = _columns(
-                torch.cat((change, (change > 0).to(change)), 1), taken
-            )
+            change = log_E - before.log_energy
+            columns["steps" if block else "attention", before.layer] = _columns(change, taken)
         if depth.attention:
             memory.before = _Before(depth.layer, depth.stack, log_E)
-        if block:
-            _keep(depth.layer, taken.x, depth, memory)
         if depth.attention and isinstance(event, Passed):
+            _keep(depth.layer, taken.x, depth, memory)
             update = depth._replace(stream=event.update)
             _keep(depth.layer + UPDATE, _taken(update, batch_pass, memory).x, update, memory)
     if not isinstance(event, ForwardOutput) or not columns:
@@ -260,13 +231,12 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
 
 
 def evaluate(state: State, model: Probed) -> list[Measured]:
-    """Energies and changes (bootstrap); statistics of sequences (t interval of their mean)."""
+    """Energies and changes (bootstrap); changes of E_B of single sequences (t interval of their mean)."""
     rows = []
     columns = (
-        (state.energies, {ENERGY: 1, SHARPER: 2}),
+        (state.energies, {ENERGY: 1}),
         (state.steps, {CHANGE: 1, RISES: 2}),
         (state.attention, {BY_ATTENTION: 1}),
-        (state.logits, {NORMALIZER: 1, OF_LOGITS: 2}),
     )
     for of_layers, quantities in columns:
         sums = {layer: Sums(each.totals.unsqueeze(1)) for layer, each in of_layers.items()}
@@ -274,8 +244,6 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
             for layer, estimate in bootstrapped(sums, partial(mean, column=column)).items():
                 one = Estimate(*(t.squeeze(0) for t in estimate))
                 rows += measured(layer, quantity, one, sums[layer].totals[0, 0, 3])
-    for sample in state.samples.values():
-        rows += _observed(sample)
     steps = list(state.steps.values())
     if steps:
         tokens = int(steps[0].totals[0, 3])
@@ -395,18 +363,14 @@ def _interval(values: Float[Tensor, " s"]) -> tuple[float, float, float]:
     return float(values.mean()), low, high
 
 
-def energies(taken: "Taken") -> Float[Tensor, "b 2"]:
-    """log E - 2 log n of each sequence, [b, 2], on the unit sphere, with beta 1 and sqrt(D)."""
+def log_energy(taken: "Taken") -> Float[Tensor, " b"]:
+    """log E - 2 log n of each sequence on the unit sphere."""
     u = taken.x / taken.x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(taken.x.dtype).tiny)
-    g = u @ u.mT
     pairs = (taken.valid.unsqueeze(-1) & taken.valid.unsqueeze(-2)).float().triu(1).bool()
     m, n = taken.valid.sum(1).double(), taken.tokens
     scale = n * (n - 1) / (m * (m - 1)).clamp(min=1.0)
-    log_energies = []
-    for beta in (1.0, math.sqrt(u.shape[-1])):
-        others = 2 * (beta * (g - 1)).exp().masked_fill(~pairs, 0.0).sum((-2, -1)).double()
-        log_energies.append(beta + (n + scale * others).log() - 2 * n.log())
-    return torch.stack(log_energies, -1)
+    others = 2 * (u @ u.mT - 1).exp().masked_fill(~pairs, 0.0).sum((-2, -1)).double()
+    return 1 + (n + scale * others).log() - 2 * n.log()
 
 
 # In a batch ----------------------------------------------------------------------------------------------------------
@@ -463,53 +427,21 @@ def _keep(name: str, x: Float[Tensor, "b m D"], depth: Depth, memory: _Memory) -
     held[depth.stack][1][name] = torch.nn.functional.pad(x, (0, 0, 0, TOKENS - x.shape[1]))
 
 
-def _columns(values: Float[Tensor, "b 2"], taken: Taken) -> Float[Tensor, "b 4"]:
-    """1, the values and the number of compared tokens, [b, 4], for sequences of two or more tokens, else 0."""
-    several = (taken.tokens >= 2).unsqueeze(-1)
-    columns = torch.cat((torch.ones_like(values[:, :1]), values, taken.valid.sum(1, keepdim=True).to(values)), 1)
-    return columns.masked_fill(~several, 0.0)
+def _columns(values: Float[Tensor, " b"], taken: Taken) -> Float[Tensor, "b 4"]:
+    """1, the value, whether it is positive, and the number of compared tokens, for sequences of two or more, else 0."""
+    columns = torch.stack((torch.ones_like(values), values, (values > 0).to(values), taken.valid.sum(1).to(values)), 1)
+    return columns.masked_fill(~(taken.tokens >= 2).unsqueeze(-1), 0.0)
 
 
-def _of_logits(event: Attended, batch_pass: BatchPass, columns: dict[tuple[str, str], Tensor]) -> None:
-    """Add the mean log normaliser of each sequence, and the pair energy of its logits."""
-    G = event.attention.log_normalizer
-    if event.crosses or len(G) != len(batch_pass.batch.keys):
+def _add_visible(event: Attended, batch_pass: BatchPass, columns: dict[tuple[str, str], Tensor]) -> None:
+    """Add the share of the keys that queries of a sequence see, and the scale of the logits."""
+    real = batch_pass.real(event)
+    if event.crosses or len(real) != len(batch_pass.batch.keys) or not isinstance(event.call, AttentionArguments):
         return
-    visible = batch_pass.real(event).unsqueeze(1) & event.attention.seen
-    n = visible.sum(-1).to(G.dtype)
-    total = G.masked_fill(~visible, 0.0).sum(-1) / n.clamp(min=1.0)
-    energy = G.masked_fill(~visible, -torch.inf).logsumexp(-1) - 2 * n.clamp(min=1.0).log()
-    one, tokens = torch.ones_like(n[:, :1]), n.amax(1, keepdim=True)
-    row = torch.cat((one, total.mean(1, keepdim=True), energy.mean(1, keepdim=True), tokens), 1)
-    columns["logits", event.layer] = row.masked_fill(~(n > 0).all(1, keepdim=True), 0.0).double()
-    if isinstance(event.call, AttentionArguments):
-        real = batch_pass.real(event)
-        share = (keys_seen(event, batch_pass).mean(1) * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).square()
-        columns["visible", event.layer] = torch.cat((one, share, event.call.scale * one, tokens), 1).double()
-
-
-# The merged sequences ------------------------------------------------------------------------------------------------
-
-
-def _observed(sample: Sample) -> Iterator[Measured]:
-    """Means over sequences of the observables of their tokens, at every depth."""
-    counts = sample.vectors[COUNT].tolist()
-    for layer, sequences in sample.vectors.items():
-        if layer == COUNT or layer.endswith(UPDATE) or not counts:
-            continue
-        streams = [x[:m].double() for x, m in zip(sequences, counts, strict=True)]
-        values = {
-            quantity_name: [OBSERVABLES[name](x, None, None) for x in streams]
-            for name, quantity_name in OBSERVED.items()
-        }
-        values[RANK] = [OBSERVABLES["effective_rank"](_turned(x), None, None) for x in streams]
-        for quantity, observed in values.items():
-            yield Measured(layer, None, quantity, *_interval(torch.stack(observed).double()), sum(counts))
-
-
-def _turned(x: Float[Tensor, "m D"]) -> Float[Tensor, "m k"]:
-    """Tokens in coordinates of their span, with the same eigenvalues: m tokens need no D x D matrix."""
-    return torch.linalg.qr(x.mT).R.mT if len(x) < x.shape[1] else x
+    tokens = real.sum(1, keepdim=True)
+    share = (keys_seen(event, batch_pass).mean(1) * real).sum(1, keepdim=True) / tokens.square()
+    one = torch.ones_like(share)
+    columns["visible", event.layer] = torch.cat((one, share, event.call.scale * one, tokens), 1).double()
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=110)

@@ -9,6 +9,7 @@ No D x D matrix is formed: inner products come from d x d products of the factor
 Read next: qk_geometry.py (QK matrices), ascent.py (the same claim for tokens).
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ from .observables.head_factors import Factors, Moments, cosine, factors_of, fold
 from .observables.moved_tokens import DERIVATION, INTERESTING, LEAST
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
+AXES = "weighted cosine, axes kept"  # the weighted cosine, with a null that keeps the axes of the head
 
 FORMULAS = """\
     G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token of the residual stream, keys fixed
@@ -95,6 +97,12 @@ DECLARATION = Declaration(
         "Null: random rotations R of the updates, which preserve the spectra of both matrices; the cosine then has "
         "mean 0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. For "
         "the cosine of all heads together, each head has a rotation of its own. Also reported: the cosine with C = I.",
+        "Such rotations also move the axes of the stream that weights of one model share. Reported beside the verdict, "
+        "with the same bound: the heads beyond P S O S Qᵀ in place of A = P S Qᵀ (singular value decomposition in the "
+        "metric C), random rotations O between what a head reads and what it writes, as in the null of `qk_geometry`; "
+        "the variance is |A Bᵀ C A|² / (|A|⁴ |B|²). This null keeps all axes of the head, and where its updates have "
+        "one axis, only their sign is left: a head that is exactly tied is then not beyond it. It takes no part in the "
+        "verdict.",
     ),
     decision_rule=(
         f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g} of the "
@@ -106,6 +114,7 @@ DECLARATION = Declaration(
     power=planted_power("tie"),
     quantities={
         **_COSINES,
+        AXES: _COSINES[WEIGHTED],
         LAYER: Quantity("1", "Σ_h ⟨A_h, B_h⟩ / √(Σ_h |A_h|² Σ_h |B_h|²)"),
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
@@ -120,6 +129,8 @@ DECLARATION = Declaration(
     outcomes=("are aligned", "are opposed"),
     details={
         "unrelated": Label("unrelated heads"),
+        "aligned_beyond_axes": Label("aligned heads beyond rotations that keep their axes"),
+        "opposed_beyond_axes": Label("opposed ones"),
         "above_rotations": Label("heads whose unweighted cosine is above its random-rotation null"),
         "below_rotations": Label("below"),
         **OVER_DETAILS,
@@ -131,6 +142,7 @@ DECLARATION = Declaration(
         **OVER_REMARKS,
     },
     labels={
+        AXES: "weighted cosine, against rotations that keep the axes of the head",
         LAYER: "cosine of all heads together",
         "share without rotation": "share of the squared norm without rotation",
     },
@@ -225,7 +237,8 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
         weights, groups = model.weights[layer], attended.present()
         R = mean_rotations(layer_state.distances, weights, groups)  # type: ignore[arg-type]
         moments = _moments(attended.versions(), weights)  # type: ignore[arg-type]
-        values = {WEIGHTED: cosine(*products(factors, moments))}
+        weighted = cosine(*products(factors, moments))
+        values = {WEIGHTED: weighted, AXES: weighted}
         if R is not None:
             values[COSINE + OVER] = cosine(*products(unit, turned=R))
             values[WEIGHTED + OVER] = cosine(*products(factors, moments, turned=R))
@@ -250,6 +263,7 @@ def null(
         moments = _moments(attended.total(), weights)  # type: ignore[arg-type]
         R = mean_rotations(layer_state.distances, weights)  # type: ignore[arg-type]
         spreads = {COSINE: _rotated(unit), WEIGHTED: _rotated(factors, moments)}
+        spreads[AXES] = _with_rotated_sides(factors, moments)
         if R is not None:
             spreads |= {COSINE + OVER: _rotated(unit, turned=R[0])}
             spreads |= {WEIGHTED + OVER: _rotated(factors, moments, turned=R[0])}
@@ -269,8 +283,12 @@ def verdict(findings: list[Finding]) -> Judgement:
     plain = [f for f in findings if f.quantity == COSINE]
     significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
     above = sum(f.value > 0 for f in significant)
+    beyond = Counter(f.verdict for f in judge(findings, AXES, lambda f: beyond_the_null(f, LEAST)).findings)
+    heads = sum(f.quantity == AXES for f in findings)
     counts = (
         unrelated,
+        Detail("aligned_beyond_axes", count=beyond["supported"], total=heads),
+        Detail("opposed_beyond_axes", count=beyond["refuted"], total=heads),
         Detail("above_rotations", count=above, total=len(plain)),
         Detail("below_rotations", count=len(significant) - above, total=len(plain)),
     )
@@ -312,6 +330,17 @@ def _rotated(f: Factors, moments: Moments | None = None, *, turned: Tensor | Non
     square = square if turned is None else turned.mT @ square @ turned
     squared = (M * (f.output @ f.output.mT @ M @ square)).sum((-2, -1))
     return (squared / (f.width * square_a * gradient)).sqrt()
+
+
+def _with_rotated_sides(f: Factors, moments: Moments) -> Tensor:
+    """Standard deviation under random rotations O between what a head reads and what it writes, |A| as it is.
+
+    A = P S Qᵀ becomes P S O S Qᵀ √d / |A|, and <P S O S Qᵀ, B> = <O, S Pᵀ C B Q S>, of the norm of A Bᵀ C A.
+    """
+    _, square_a, square_b = products(f, moments)
+    M = f.output @ f.query @ moments.across.mT
+    squared = ((moments.value @ M) * (M @ (f.output @ f.output.mT))).sum((-2, -1))
+    return squared.clamp(min=0.0).sqrt() / (square_a * square_b.sqrt())
 
 
 PREDICTION = Prediction(

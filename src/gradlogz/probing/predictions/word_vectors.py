@@ -17,7 +17,7 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 from ..batch_pass import BatchPass
-from ..hypothesis_tests import NORMAL, NOTHING_MEASURED, Bounds, counted, judge, measured, median, median_detail
+from ..hypothesis_tests import NORMAL, NOTHING_MEASURED, describe, measured, median, median_detail
 from ..inside.embeddings import WordVectors
 from ..inside.events import Event, ForwardOutput, Passed
 from ..prediction import Baseline, Prediction, Probed
@@ -29,7 +29,6 @@ from .observables.attention_rows import at, chosen
 PART = 16  # one token in PART is a context
 FEWEST, MOST, LOGITS = 256, 4096, 2**24  # numbers of contexts, in pairs of opposite ones; logits of all contexts
 UNIT = 1.0  # standard deviation of logits without a language-model head, in nats
-BOUND = 0.1
 NEAR = 0.1  # relative distance of Z_c from its mean
 
 SD, SD_UNIT, SPECTRUM, RAW = (
@@ -60,19 +59,15 @@ DECLARATION = Declaration(
         "unembedding, without their mean. The norm of c is that at which logits have the standard deviation they have "
         f"at tokens of the text, for the unembedding of a language model; {UNIT:g} nat otherwise"
     ),
-    supports=(
-        f"sd is below sqrt({BOUND:g}² + n²), and n is below {BOUND:g}; n: null, the sd of independent vectors of "
-        "random directions and the same norms."
-    ),
-    refutes=f"sd is above sqrt({BOUND:g}² + n²).",
+    refutes="",
     method=(
         FORMULAS,
         "In the context walk of Arora et al. (2016) [arora16] a text is emitted by a slowly moving context c, word w "
         "with probability exp<c, v_w> / Z_c, and isotropy of the word vectors makes Z_c nearly constant; the relation "
         "of word vectors to co-occurrence follows from this. They report that most Z_c of four word embeddings lie "
         "within a tenth of their mean. Shim (2022, appendix) draws a parallel to this walk; the theory of attention "
-        "does not imply it, so that the claim is beyond the theory. Independent random vectors, such as untrained "
-        "embeddings, have a constant partition function: support means that training has preserved it.",
+        "does not imply it. Independent random vectors, such as untrained embeddings, have a constant partition "
+        "function: a small value means that training has preserved it.",
         "A vector added to all word vectors multiplies all probabilities of a context by the same number and changes "
         "Z_c; in many models an embedding of token types absorbs it as well. The mean over words is therefore "
         "subtracted, and the sd with the mean is reported beside. The scale of word vectors is fixed by that of the "
@@ -88,13 +83,10 @@ DECLARATION = Declaration(
         "the mean logit, show whether it normalises itself: both are 0 then.",
     ),
     decision_rule=(
-        f"At {BOUND:g} the variance of log Z_c is a hundredth of that of a logit: log p(w | c) = <c, v_w> - log Z "
-        "holds with constant Z up to a hundredth of its variance. The null is added because Z_c of a small vocabulary, "
-        "or of one with a few long vectors, varies by chance; where it alone varies that much, isotropy does not make "
-        "Z_c constant, and no vectors support the claim. Values are of weights alone and compared with the bound "
-        "directly, at the lower end of the band of the null for support and at the upper end for refutation. The "
-        "verdict on the model is that of more than half of its embeddings: embedding and unembedding if the model has "
-        "logits of words."
+        "The value of the model is the median over its embeddings: embedding and unembedding if the model has logits "
+        "of words. At 0.1 the variance of log Z_c is a hundredth of that of a logit: log p(w | c) = <c, v_w> - log Z "
+        "holds with constant Z up to a hundredth of its variance. Z_c of a small vocabulary, or of one with a few long "
+        "vectors, varies by chance; where the null varies that much, isotropy does not make Z_c constant."
     ),
     quantities={
         SD: Quantity("1", "sd(log Z_c) / s"),
@@ -117,11 +109,7 @@ DECLARATION = Declaration(
         "construction, as finite in number."
     ),
     null="isotropic null",
-    bounds={
-        f"{BOUND:g}": "[arora16] report that most partition functions lie within a tenth of their mean.",
-    },
     unit="embedding",
-    outcomes=("have a constant partition function", "do not"),
     correction="",
     details={
         SPECTRUM: Label("for Gaussian vectors of the same covariance"),
@@ -329,16 +317,10 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
 
 
 def verdict(findings: list[Finding]) -> Judgement:
-    """Judge every embedding by the variation of its partition function."""
-
-    def bounds(f: Finding) -> Bounds:
-        supports = math.hypot(BOUND, f.null_low) if f.null_high < BOUND else -math.inf
-        return Bounds(supports, math.hypot(BOUND, f.null_high))
-
-    judged = judge(findings, SD, bounds, small=True)
+    """Describe the variation of the partition function of every embedding."""
     keys = (SPECTRUM, RAW, WITHIN, DIMENSION, SD_UNIT, *OVER_TEXT)
     known = [key for key in keys if not math.isnan(median(f.value for f in findings if f.quantity == key))]
-    return counted(judged.findings, SD, details=[median_detail(key, findings, key) for key in known])
+    return describe(findings, SD, details=[median_detail(key, findings, key) for key in known])
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, empty=State, order=145)
