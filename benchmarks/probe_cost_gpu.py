@@ -4,14 +4,19 @@ python3 benchmarks/probe_cost_gpu.py [folder] [--limit SECONDS]    on a machine 
 python3 benchmarks/probe_cost_gpu.py [folder] --tiny               small shapes, also without a GPU: whether it runs
 python3 benchmarks/probe_cost_gpu.py [folder] --stages judging ... these stages, added to the file of an earlier run
 
-    seconds = sum_i c_i f_i     for a token and a layer, fitted to FITTED; HELD_OUT and the large models are predicted
+python3 benchmarks/probe_cost_gpu.py [folder] --warm               compile the kernels, in a minute; measures nothing
+
+    seconds = max(sum_i c_i f_i, host / tokens of a batch)     for a token and a layer
     products     2 (2 D² + 2 D² h_k / h + 3 D I + D V / L)     half-precision operations; V words, L layers
     moments      2 (3 · 0.56 + 2) D² + D I / 4                 float32 operations: second moments, sampled hidden units
     pairs        2 · 2 n D                                     of logits and values
+    elements     n h                                           logits, on which elementwise functions act
     bytes        4 D                                           of a vector of the residual stream
-    calls        1 / tokens of a batch                         fixed time of an event
     once         1 / L                                         time of a token outside of the layers
     replicates   201 h / n                                     sums over a document in 200 bootstrap samples
+    host         seconds in which the host calls the kernels of a layer: those of SMALL, whose batch is small
+
+Fitted to those of FITTED that are not bound by the host; HELD_OUT and the large models are predicted.
 
 All predictions, models of Llama's form with random weights in bfloat16, wall time of one GPU. The stages come in the
 order of their importance, and the file is written again and again: what the limit cuts off is missing at its end. A
@@ -19,6 +24,7 @@ stage that raises does not end the others.
 """
 
 import argparse
+import gc
 import json
 import math
 import signal
@@ -37,6 +43,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gradlogz.engine.work_folder import WorkFolder
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
+from gradlogz.probing.measurement import Measurement
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import bundles_of, part_bytes
 from gradlogz.probing.passes.placement import placed
@@ -48,6 +55,7 @@ from probe_cost import fitted, predicted
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 REPEATS = 2
+BOUND_BY_HOST = 1.3  # of the seconds of the host for a layer: shapes that take less are not fitted
 GIB = 2**30
 
 
@@ -71,8 +79,8 @@ class Shape(NamedTuple):
             "products": 2 * matrices,
             "moments": 2 * (3 * 0.56 + 2) * D * D + D * self.wide / 4,
             "pairs": 4.0 * n * D,
+            "elements": float(n * self.h),
             "bytes": 4.0 * D,
-            "calls": 1.0 / (self.rows * n),
             "once": 1.0 / self.layers,
             "replicates": 201.0 * self.h / n,
         }
@@ -88,8 +96,9 @@ FITTED = [
     Shape(4096, 32, 32, 11008, 2, 64, 1024), Shape(1024, 16, 16, 4096, 2, 256, 256),
     Shape(1024, 8, 8, 4096, 4, 32, 2048), Shape(3072, 24, 8, 8192, 2, 64, 1024),
     Shape(2048, 32, 32, 8192, 4, 32, 1024), Shape(1536, 24, 24, 4096, 4, 128, 512),
-    Shape(512, 8, 2, 1408, 4, 64, 1024), Shape(3072, 24, 24, 8192, 2, 16, 1024), Shape(1024, 8, 8, 4096, 4, 8, 1024),
+    Shape(512, 8, 2, 1408, 4, 64, 1024), Shape(3072, 24, 24, 8192, 2, 32, 1024),
 ]  # fmt: skip
+SMALL = Shape(1024, 8, 8, 4096, 4, 8, 1024)
 HELD_OUT = [Shape(1536, 12, 4, 4224, 4, 64, 1024), Shape(2560, 20, 4, 6912, 2, 64, 1024)]
 LLAMA_1B = Shape(2048, 32, 8, 8192, 16, 64, 1024, 128256)
 LLAMA_8B = Shape(4096, 32, 8, 14336, 32, 8, 1024, 128256)
@@ -103,6 +112,7 @@ def tiny(shape: Shape) -> Shape:
 
 def llama(shape: Shape) -> LlamaForCausalLM:
     """Return a model with random weights in bfloat16, made on the device."""
+    gc.collect()  # earlier models are part of reference cycles
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=shape.D, num_attention_heads=shape.h, num_key_value_heads=shape.h_k, intermediate_size=shape.wide,
@@ -164,9 +174,11 @@ class Stages:
         self.sized: Callable[[Shape], Shape] = tiny if small else lambda shape: shape
         self.tokens, self.rows = (200, 4) if small else (100_000, 64)
         self.large: tuple[LlamaForCausalLM, str] | None = None
+        self.measured: Measurement | None = None  # of 1 B weights
         device = torch.cuda.get_device_name() if ON_GPU else "CPU"
         self.table: dict[str, Any] = {"benchmark": "probe_cost_gpu", "device": device, "torch": torch.__version__}
-        self.table |= {"1 B": {}, "coefficients": {}, "rows": [], "8 B": {}, "judging": {}, "seconds": {}, "errors": []}
+        self.table |= {"1 B": {}, "coefficients": {}, "host": None, "rows": []}
+        self.table |= {"8 B": {}, "judging": {}, "seconds": {}, "errors": []}
         if continues and file.is_file():
             self.table = json.loads(file.read_text())
 
@@ -177,43 +189,46 @@ class Stages:
 
     def first_calls(self) -> None:
         """Compile kernels, which the times below shall not contain."""
-        shape = self.sized(FITTED[0])
-        self.table["seconds of first calls"] = passes(llama(shape), shape, chosen(None), 0).first
-        self.write("first calls", self.table["seconds of first calls"])
+        for shape in (*map(self.sized, FITTED[:3]), self.sized(LLAMA_1B)._replace(layers=2)):
+            few = shape._replace(rows=min(shape.rows, 8))
+            self.write("first calls", passes(llama(few), few, chosen(None), 0).first)
 
     def run_of_1b(self) -> None:
         """A run over a text without draws, which finds its batches as every run does."""
         model, row = self._llama_1b()
         before, begun = forget_peak(), now()
         inputs = inputs_of(self.sized(LLAMA_1B), -(-self.tokens // self.sized(LLAMA_1B).n))
-        measured = measure(model, None, [inputs], tokens=None, draws=0)
+        self.measured = measure(model, None, [inputs], tokens=None, draws=0)
         row |= {"tokens": inputs["input_ids"].numel(), "seconds": now() - begun}
-        row["seconds of the pass"] = measured.seconds["model"]
+        row["seconds of the pass"] = self.measured.seconds["model"]
         row |= {"GiB beside the weights": gpu_peak() - before, "host GiB": host_peak()}
         self.write("1 B", row)
 
     def large_batch_of_1b(self) -> None:
         """A batch of the size that a GPU reads, which the cost model predicts."""
         model, row = self._llama_1b()
-        large = passes(model, self.sized(LLAMA_1B), chosen(None))
+        large = passes(model, self.sized(LLAMA_1B), chosen(None), 1)
         row |= {"seconds of a large batch": large.least, "GiB of a large batch": large.peak}
-        row["ratio"] = _pass_seconds(self.sized(LLAMA_1B), self.table["coefficients"]) / large.least
+        row["ratio"] = self._pass_seconds(self.sized(LLAMA_1B)) / large.least
         self.write("1 B, large batch", row)
 
     def shapes(self) -> None:
         """The cost model, fitted again after every shape."""
-        held_out, rows = list(map(self.sized, HELD_OUT)), self.table["rows"]
+        held_out, small, rows = list(map(self.sized, HELD_OUT)), self.sized(SMALL), self.table["rows"]
         measured: dict[Shape, float] = {}
-        for shape in dict.fromkeys(map(self.sized, [*FITTED[:3], *HELD_OUT, *FITTED[3:]])):
+        for shape in dict.fromkeys(map(self.sized, [SMALL, *FITTED[:4], *HELD_OUT, *FITTED[4:]])):
             done = passes(llama(shape), shape, chosen(None))
             measured[shape] = done.least / (shape.tokens * shape.layers)
             rows.append({**shape._asdict(), "first": done.first, "seconds": done.least, "GiB": done.peak})
-            rows[-1] |= {"use": "held out" if shape in held_out else "fitted", "microseconds": 1e6 * measured[shape]}
+            rows[-1]["microseconds"] = 1e6 * measured[shape]
             del done
-            fits = [each for each in measured if each not in held_out]
-            self.table["coefficients"] = fitted(fits, [measured[each] for each in fits])
+            self.table["host"] = host = measured[small] * small.tokens
+            fits = [s for s in measured if s not in held_out and measured[s] * s.tokens > BOUND_BY_HOST * host]
+            if fits:
+                self.table["coefficients"] = fitted(fits, [measured[each] for each in fits])
             for known, each in zip(rows, measured, strict=True):
-                known["ratio"] = predicted(each, self.table["coefficients"]) / measured[each]
+                use = "held out" if each in held_out else "fitted" if each in fits else "bound by the host"
+                known |= {"use": use, "ratio": self._seconds(each) / measured[each]}
             self.write("shape", rows[-1])
         for row in rows:
             if row["use"] == "held out":
@@ -222,14 +237,18 @@ class Stages:
     def memory_of_8b(self) -> None:
         """The parts of one group of documents in small batches: the memory beside the weights."""
         model, row = self._llama_8b()
-        row["small batches"] = self._bundles(model, self.sized(LLAMA_8B))
+        row["small batches"] = self._bundles(model, self.sized(LLAMA_8B), 1)
 
     def large_batches_of_8b(self) -> None:
         """Measure the parts in batches of the size that a GPU reads."""
         model, row = self._llama_8b()
         shape = self.sized(LLAMA_8B)._replace(rows=self.rows)
-        row["predicted seconds of a pass of all predictions"] = _pass_seconds(shape, self.table["coefficients"])
-        row["large batches"] = self._bundles(model, shape)
+        row["large batches"] = bundles = self._bundles(model, shape, 0)
+        products = self.table["coefficients"].get("products", math.nan) * shape.features()["products"]
+        again = (len(bundles) - 1) * products * shape.tokens * shape.layers  # the model reads a batch for each bundle
+        row["predicted seconds of a large batch"] = self._pass_seconds(shape) + again
+        row["ratio"] = row["predicted seconds of a large batch"] / sum(bundle["seconds"] for bundle in bundles)
+        self.write("8 B, predicted / measured", row["ratio"])
 
     def file_of_8b(self) -> None:
         """The file of a part with the largest matrices."""
@@ -240,10 +259,10 @@ class Stages:
         self.write("8 B, file", row["file"])
 
     def judging(self) -> None:
-        """Seconds of each prediction's judgement of a run of 1 B weights."""
-        model, _ = self._llama_1b()
-        inputs = inputs_of(self.sized(LLAMA_1B), -(-self.tokens // self.sized(LLAMA_1B).n))
-        measured = measure(model, None, [inputs], tokens=None, draws=0)
+        """Seconds of each prediction's judgement of the run of 1 B weights."""
+        if self.measured is None:
+            self.run_of_1b()
+        assert self.measured is not None
         names, before = [p.name for p in chosen(None)], forget_peak()
         seconds, last = self.table["judging"], now()
 
@@ -254,7 +273,7 @@ class Stages:
                 self.write(names[done - 1], seconds[names[done - 1]])
             last = now()
 
-        findings = evaluate(measured, progress=show)
+        findings = evaluate(self.measured, progress=show)
         seconds["GiB beside the statistics"] = gpu_peak() - before
         self.table["failed"] = [claim.remarks for claim in findings.claims if claim.verdict == "failed"]
         self.write("failed", self.table["failed"])
@@ -280,12 +299,23 @@ class Stages:
             self.table[name]["GiB of weights"] = forget_peak() - before
         return self.large[0], self.table[name]
 
-    def _bundles(self, model: LlamaForCausalLM, shape: Shape) -> list[dict[str, float]]:
+    def _seconds(self, shape: Shape) -> float:
+        """Return the predicted seconds for a token and a layer."""
+        coefficients: dict[str, float] = self.table["coefficients"]
+        if not coefficients:
+            return math.nan
+        return max(self.table["host"] / shape.tokens, predicted(shape, coefficients))
+
+    def _pass_seconds(self, shape: Shape) -> float:
+        """Return the predicted seconds of a batch."""
+        return self._seconds(shape) * shape.tokens * shape.layers
+
+    def _bundles(self, model: LlamaForCausalLM, shape: Shape, repeats: int) -> list[dict[str, float]]:
         """Measure a batch with each bundle of predictions, that with the largest matrices first."""
         architecture = discover(model, placed(batch_of(shape, 0), model).inputs)
         rows = []
         for bundle in reversed(bundles_of(architecture, chosen(None))):
-            done = passes(model, shape, bundle, 1)
+            done = passes(model, shape, bundle, repeats)
             row = {"tokens": shape.tokens, "predictions": len(bundle), "first": done.first, "seconds": done.least}
             rows.append(row | {"GiB beside the weights": done.peak, "host GiB": host_peak()})
             self.write(f"8 B, batches of {shape.tokens} tokens", rows[-1])
@@ -294,13 +324,9 @@ class Stages:
 
 
 STAGES = (
-    "first_calls", "run_of_1b", "shapes", "memory_of_8b", "large_batches_of_8b", "large_batch_of_1b", "file_of_8b",
-    "judging",
+    "first_calls", "run_of_1b", "shapes", "memory_of_8b", "large_batches_of_8b", "large_batch_of_1b", "judging",
+    "file_of_8b",
 )  # fmt: skip
-
-
-def _pass_seconds(shape: Shape, coefficients: dict[str, float]) -> float:
-    return predicted(shape, coefficients) * shape.tokens * shape.layers if coefficients else math.nan
 
 
 def _written(state: dict[str, Any]) -> dict[str, float]:
@@ -370,8 +396,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=Path(__file__).parent / "results", type=Path)
     parser.add_argument("--limit", type=int, default=140)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--warm", dest="stages", action="store_const", const=("first_calls",), default=STAGES)
     parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES)
     options = parser.parse_args()
+    gc.freeze()  # so that collecting models does not search what was imported
+    options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "probe_cost_gpu.json"
     stages = Stages(file, small=options.tiny, continues=options.stages != STAGES)
     with limited(options.limit):
@@ -391,7 +420,9 @@ def _rounded(value: Any) -> Any:
         return {name: each if name == "coefficients" else _rounded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_rounded(each) for each in value]
-    return round(value, 4) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return round(value, 4) if math.isfinite(value) else None
+    return value
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ starts quickly.
 """
 
 import ast
+import logging
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # log messages are shown where a program asks for them
 
 
 def _imports() -> list[ast.ImportFrom]:

@@ -21,6 +21,14 @@ def user_path(call: str, argument: str, name: str | os.PathLike[str]) -> Path:
     return path
 
 
+def is_plain_file(path: Path) -> bool:
+    """True for a file that is no link, pipe or device: the only ones that are read in the folder of a stranger."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def is_own(path: Path) -> bool:
     """True if a file or folder is this user's, no link, and not writable by everyone."""
     status = path.lstat()

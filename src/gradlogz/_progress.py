@@ -31,7 +31,7 @@ def reporter(progress: Progress, unit: str, names: Sequence[str] = ()) -> Callab
 
 def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a text bar on standard error: work done, units per second, and remaining seconds if the total is known."""
-    clock = _Clock()
+    clock = Clock()
     ended = False
 
     def show(done: int, total: int) -> None:
@@ -55,7 +55,7 @@ def progress_bar(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], N
 
 def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int], None]:
     """Return a writer of lines on standard error: one for each tenth of the work, or for each doubling of it."""
-    clock = _Clock()
+    clock = Clock()
     tenths, least = 0, 1
 
     def show(done: int, total: int) -> None:
@@ -79,7 +79,7 @@ def progress_lines(unit: str, names: Sequence[str] = ()) -> Callable[[int, int],
     return show
 
 
-class _Clock:
+class Clock:
     """Seconds of the work, and the rate of what is done since the first report.
 
     Work that continues first reports what earlier calls have finished, which does not count for the time left.

@@ -12,6 +12,7 @@ SHARED = {
     "divided_probe",
     "engine_options",
     "interventions",
+    "logs",
     "model_options",
     "outputs",
     "simulate_model",

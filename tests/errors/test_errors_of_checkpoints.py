@@ -110,6 +110,11 @@ UNREADABLE = file("unreadable.py", "def f(:\n")
 TIE = file(
     "tie.py", "from gradlogz.probing.predictions import known_predictions\nPREDICTION = known_predictions()[2]\n"
 )
+OWN = file(
+    "own_tie.py",
+    "import dataclasses\nfrom gradlogz.probing.predictions import known_predictions\n"
+    "PREDICTION = dataclasses.replace(known_predictions()[2], name='own_tie')\n",
+)
 
 OFFLOADED = {"lm_head": "cpu", "transformer.h.1": "disk"} | {
     f"transformer.{part}": "cpu" for part in ("wte", "wpe", "drop", "h.0", "ln_f")
@@ -123,6 +128,7 @@ ERRORS = [
     (TypeError, "probe: --prediction", "PREDICTION", lambda: prediction_in(NO_PREDICTION)),
     (ValueError, "probe: --prediction", "another", lambda: selected(None, [str(TIE)])),
     (ValueError, "probe: --only", "luck", lambda: selected(["ascent,luck"], [])),
+    (ValueError, "probe: --only", "own_tie", lambda: selected(["ascent"], [str(OWN)])),
     (ValueError, "probe: --only", "no prediction", lambda: selected([" , "], [])),
     (ImportError, "report: polars", "installed", without_polars),
     (ValueError, "probe: model", "step5", twice),

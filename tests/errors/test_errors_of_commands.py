@@ -87,6 +87,12 @@ ERRORS = [
     ),
     (
         ValueError,
+        "probe: model",
+        "tokenizer",
+        lambda: _check_reading(Loaded(nn.Linear(8, 8), None, "gpt2", {"reads": "text"})),
+    ),
+    (
+        ValueError,
         "simulate: --engine",
         "--sweep",
         lambda: EngineOptions("ray", None, None, False, None).refuse("simulate", "--sweep"),

@@ -15,6 +15,7 @@ tests/faults/test_signals_end_commands_with_130.py.
 
 import errno
 import functools
+import inspect
 import io
 import os
 import signal
@@ -25,6 +26,7 @@ from typing import NoReturn
 
 from .._foreign_text import visible
 from .._input_errors import InputError
+from .logs import Level, LogLevel, logged
 
 REFUSED = 2
 PARTIAL = 3
@@ -33,13 +35,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
-    """Wrap a command, with the same options, so that it ends the process with its exit status."""
+    """Wrap a command, with the same options and --log-level, so that it ends the process with its exit status."""
 
     @functools.wraps(command)
-    def run(*args: object, **options: object) -> NoReturn:
+    def run(*args: object, log_level: Level = Level.WARNING, **options: object) -> NoReturn:
         _prepare()
         try:
-            status = command(*args, **options)
+            with logged(log_level):
+                status = command(*args, **options)
             sys.stdout.flush()  # raises here if the pipe is closed, not while the interpreter shuts down
         except InputError as error:
             written = f" The results in {error.results} are kept." if error.results else ""
@@ -53,6 +56,10 @@ def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
             status = REFUSED
         sys.exit(status)
 
+    signature = inspect.signature(command)
+    option = inspect.Parameter("log_level", inspect.Parameter.KEYWORD_ONLY, default=Level.WARNING, annotation=LogLevel)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, "log_level": LogLevel}
     return run
 
 

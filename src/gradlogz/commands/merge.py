@@ -3,6 +3,7 @@
 Read next: ../probing/measurement_merge.py.
 """
 
+import logging
 import os
 import shlex
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..probing.measurement import Measurement
     from ..probing.prediction import Prediction
 
+LOGGER = logging.getLogger(__name__)
 TEXTS = " and "  # between the names of texts
 
 
@@ -70,28 +72,28 @@ def command(
     known = selected(None, prediction or [])
     with _statistics_of_strangers(runs):
         measured = merged(runs, [kept_measurement(Path(run), known) for run in runs])
-        options = measured.merge_data.options
-        predictions = selected(options["predictions"], prediction or [])
-        if measured.merge_data.windows:
-            with console.status(Text("Measuring the draws of the matched baseline")):
-                measured = _with_draws(
-                    measured, predictions, model, device, device_map, allow_pickle, allow_remote_code
-                )
-        facts = {name: str(measured.facts[name]) for name in ("weights_sha256", "config_sha256")}
-        if reason := write_measurement(place, measured, facts):
-            raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
-        findings = evaluate(measured, predictions=predictions, progress=True)
-        counted = measured.report
-        run = Run(
-            model={"name": measured.probed.name, **measured.facts},
-            text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
-            seed=int(options["seed"]),
-            command=shlex.join(["gradlogz", *sys.argv[1:]]),
-            counts=counted.counts(),
-            times=measured.seconds,
-            findings=findings,
-        )
-        write_run(place, run, keep_statistics=True)
+    options = measured.merge_data.options
+    predictions = selected(options["predictions"], prediction or [])
+    if measured.merge_data.windows:
+        with console.status(Text("Measuring the draws of the matched baseline")):
+            measured = _with_draws(
+                runs, measured, predictions, model, device, device_map, allow_pickle, allow_remote_code
+            )
+    facts = {name: measured.facts[name] for name in ("weights_sha256", "config_sha256")}
+    if reason := write_measurement(place, measured, facts):
+        raise InputValueError("merge", "--out", f"the statistics are not written ({reason})", "Free some space.")
+    findings = evaluate(measured, predictions=predictions, progress=True)
+    counted = measured.report
+    run = Run(
+        model={"name": measured.probed.name, **measured.facts},
+        text={"source": TEXTS.join(str(each.text.get("source")) for each in described), "length": counted.length},
+        seed=options["seed"],
+        command=shlex.join(["gradlogz", *sys.argv[1:]]),
+        counts=counted.counts(),
+        times=measured.seconds,
+        findings=findings,
+    )
+    write_run(place, run, keep_statistics=True)
     with keeping([place]):
         page = page_of(place, report)
     print_lines(console, claim_lines(findings, measured.probed.name, console.width, details=details))
@@ -102,7 +104,10 @@ def command(
 
 @contextmanager
 def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
-    """Context of computations on statistics from files, which may have any shape and content: errors are sentences."""
+    """Context in which statistics from files, which may have any shape and content, are joined or read by a model.
+
+    Their errors are sentences; the log has the traceback (--log-level debug).
+    """
     import torch
 
     try:
@@ -112,10 +117,12 @@ def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
     except Exception as error:
         problem = f"the statistics of {' and '.join(runs)} cannot be joined ({type(error).__name__}: {error})"
         remedy = "Probe the texts again with --keep-statistics."
+        LOGGER.debug("the statistics cannot be joined", exc_info=True)
         raise InputValueError("merge", "runs", problem, remedy) from error
 
 
 def _with_draws(
+    runs: list[str],
     measured: "Measurement",
     predictions: "list[Prediction]",
     model: str | None,
@@ -141,7 +148,8 @@ def _with_draws(
         allow_pickle=allow_pickle, allow_remote_code=allow_remote_code,
     )  # fmt: skip
     matched = matched_of(chosen(predictions), draws=options["draws"], baseline=options["baseline"])
-    values = matched_draws(loaded.model, measured.merge_data.windows, matched, measured.probed, options["draws"])
+    with _statistics_of_strangers(runs):
+        values = matched_draws(loaded.model, measured.merge_data.windows, matched, measured.probed, options["draws"])
     if isinstance(values, str):
         return measured._replace(facts={**measured.facts, "without_matched": values})
     return measured._replace(matched=values[0], rescaled=values[1])

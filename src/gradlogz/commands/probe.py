@@ -367,10 +367,15 @@ def _trajectory(root: Path, runs: "Runs") -> str:
 
 
 def _check_reading(loaded: "Loaded") -> None:
-    if loaded.tokenizer is None:
-        problem = f"the model reads {loaded.facts['reads']}; the command line has inputs for text and images only"
-        remedy = "In Python, pass batches: gradlogz.probe(model, None, batches)."
+    if loaded.tokenizer is not None:
+        return
+    reads, batches = loaded.facts["reads"], "In Python, pass batches: gradlogz.probe(model, None, batches)."
+    if reads == "text":
+        problem = "the folder of the model has no tokenizer that transformers reads"
+        remedy = f"Save it there: tokenizer.save_pretrained(folder). {batches}"
         raise InputValueError("probe", "model", problem, remedy)
+    problem = f"the model reads {reads}; the command line has inputs for text and images only"
+    raise InputValueError("probe", "model", problem, batches)
 
 
 def _check_distribution(settings: Settings) -> None:

@@ -3,11 +3,14 @@
 Read next: ../reporting/pages_by_result.py.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .._input_errors import InputValueError
+from .._paths import is_plain_file
 from .outputs import (
     RUN_PAGE,
     Csv,
@@ -57,6 +60,8 @@ def command(
     check_tables("report", parquet)
     check_drawing("report")
     contents = contents_of(run, "report")
+    if out is None and os.path.lexists(path) and not is_plain_file(path):
+        raise InputValueError("report", "--out", f"{path} is a link, or no file", "Name the page with --out.")
     html = rendered(page_of_run(contents), "report")
     check_files("report", {"--out": path, "--csv": csv, "--parquet": parquet}, force=force)
     write(path, html)  # before the table, so that a closed pipe costs no page

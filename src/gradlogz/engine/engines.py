@@ -8,6 +8,7 @@ computed with one thread everywhere, because the last digits of sums depend on t
 Read next: work_loop.py (which calls them).
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ import torch
 
 from .._input_errors import InputValueError, MissingPackageError
 
+LOGGER = logging.getLogger(__name__)
 ATTEMPTS = 3  # of an item whose worker dies
 POLL = 0.5  # seconds between two looks at the jobs of a cluster
 
@@ -100,6 +102,8 @@ class LocalProcesses(Engine):
                 pass
             finally:
                 _stop(pool)
+            if running:
+                LOGGER.warning("a process died; %d items that it may have computed run alone", len(running))
             for number in sorted(running.values()):
                 ended.add(number)
                 yield number, self._alone(call, items[number])
@@ -143,6 +147,7 @@ class SlurmArray(Engine):
             left = sorted(died)
             if not left:
                 return
+            LOGGER.warning("%d jobs died and are submitted again", len(left))
 
     def _jobs(self, call: Call, items: Sequence[Any], left: list[int]) -> ItemOutcomes:
         """Submit these items, at most `workers` at a time, and yield their outcomes."""

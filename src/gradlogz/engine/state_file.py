@@ -99,7 +99,7 @@ def read_state(path: Path, modules: Modules | None = None, *, facts: Mapping[str
             if described.get("format") != FORMAT or (facts is not None and described.get("facts") != dict(facts)):
                 raise NotStorableError
             return _Decoder(file, described["classes"], modules or {}).value(described["content"])
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError):
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError, ImportError, RecursionError):
         raise NotStorableError from None  # a truncated or changed file fails in any of these ways
 
 

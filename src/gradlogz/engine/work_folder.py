@@ -14,10 +14,12 @@ Read next: state_file.py (the format of a state), work_loop.py.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,13 +28,16 @@ from typing import Any
 
 from .._input_errors import InputRuntimeError, InputValueError
 from .._output_files import runs, write
+from .._paths import is_plain_file
 from .state_file import FORMAT, Encoded, Modules, NotStorableError, read_state
 
+LOGGER = logging.getLogger(__name__)
 WORK, EVENTS, LOCK = "work.json", "events.jsonl", ".lock"
 INPUTS, ITEMS, JOINED = FOLDERS = ("inputs", "items", "joined")
 DAY = 86_400  # seconds after which the hidden file of a process of another machine is taken for abandoned
 SUFFIX = ".safetensors"
-ID = re.compile(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,99}")  # hidden files are states that are being written
+ID = re.compile(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,99}")
+PART = re.compile(rf"\.{ID.pattern}\..+\.(?P<process>[0-9]+)")  # a state that is being written
 
 
 class WorkFolder:
@@ -83,7 +88,9 @@ class WorkFolder:
     def finished(self, folder: str = ITEMS) -> dict[str, Path]:
         """Files of the finished items, by id; damaged ones are not among them."""
         files = sorted((self.path / folder).glob(f"[!.]*{SUFFIX}"))
-        undamaged = [file for file in files if file.stem.rpartition("-")[2] == _checksum(file)]
+        undamaged = [f for f in files if is_plain_file(f) and f.stem.rpartition("-")[2] == _checksum(f)]
+        for file in sorted({*files} - {*undamaged}):
+            LOGGER.warning("%s was cut or changed, and is ignored", file)
         return {file.stem.rpartition("-")[0]: file for file in undamaged}
 
     def read(self, name: str, path: Path, modules: Modules | None = None) -> Any:
@@ -103,6 +110,9 @@ class WorkFolder:
         if self.path.is_dir() and not (self.path / WORK).is_file() and any(self._others()):
             problem = f"the folder {self.path} has other files and no work of gradlogz"
             raise InputValueError(self._call, "folder", problem, "Name a folder that is new or empty.")
+        if strange := self._strange():
+            problem = f"{strange[0]} in the folder {self.path} is a link, or no file of gradlogz"
+            raise InputValueError(self._call, "folder", problem, "Name another folder.")
         if self.path.exists() and not self.path.is_dir():
             raise InputValueError(self._call, "folder", f"{self.path} is a file, not a folder", "Name another folder.")
         try:
@@ -110,6 +120,12 @@ class WorkFolder:
         except OSError as error:
             problem = f"the folder {self.path} cannot be created ({error.strerror})"
             raise InputValueError(self._call, "folder", problem, "Name another folder.") from None
+
+    def _strange(self) -> list[str]:
+        """Names of this folder that are links, or of another kind: nothing outside of the folder is read or written."""
+        kinds = {**dict.fromkeys(FOLDERS, stat.S_ISDIR), **dict.fromkeys((WORK, EVENTS, LOCK), stat.S_ISREG)}
+        there = {name for name in kinds if os.path.lexists(self.path / name)}
+        return [name for name in sorted(there) if not kinds[name]((self.path / name).lstat().st_mode)]
 
     def _others(self) -> Iterator[Path]:
         """Files that are not of the beginning of a piece of work, which a kill may have left without its facts."""
@@ -172,11 +188,14 @@ def check_ids(call: str, names: Mapping[str, Any]) -> None:
 def _remove_abandoned(path: Path) -> None:
     """Remove the hidden files of killed workers; a process of another machine shows by the age of its file."""
     for part in (part for folder in FOLDERS for part in (path / folder).glob(".*")):
-        host, _, process = part.name.rpartition(".")
-        here = host.endswith(f".{socket.gethostname()}") and process.isdecimal()
+        name = PART.fullmatch(part.name)
+        if name is None or not is_plain_file(part):
+            continue
+        here = part.name.endswith(f".{socket.gethostname()}.{name['process']}")
         with suppress(OSError):  # its process may end at this moment
-            if not runs(int(process)) if here else time.time() - part.stat().st_mtime > DAY:
+            if not runs(int(name["process"])) if here else time.time() - part.stat().st_mtime > DAY:
                 part.unlink()
+                LOGGER.debug("%s of a process that was killed is removed", part)
 
 
 def _hash() -> Any:
@@ -190,7 +209,7 @@ def _checksum(path: Path) -> str:
 
 def _read(file: Path) -> Mapping[str, Any]:
     """Facts of a folder; empty ones, which differ from all others, if the file is damaged."""
-    with suppress(ValueError, OSError):
+    with suppress(ValueError, OSError, RecursionError):
         described = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(described, dict) and isinstance(described.get("facts"), dict):
             return (

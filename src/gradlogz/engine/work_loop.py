@@ -3,6 +3,7 @@
 Read next: engines.py (who computes), work_folder.py (where states are).
 """
 
+import logging
 import os
 import socket
 import time
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._input_errors import MissingPackageError
+from .._progress import Clock
 from .engines import Call, Engine, InProcess, ItemOutcome
 from .state_file import Modules
 from .work_folder import ITEMS, WorkFolder, check_ids
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Results(NamedTuple):
@@ -88,18 +92,21 @@ def run_items(
         failures: dict[str, str] = {}
         interrupted = False
         outcomes = stack.enter_context(closing(_outcomes(engine, function, items, left, place)))
-        show = progress or (lambda *_: None)
+        show, clock = progress or (lambda *_: None), Clock()
+        LOGGER.info("%s: %d items, of which %d are finished, %s", call, len(items), len(known), type(engine).__name__)
         try:
+            clock.tick(len(known))
             show(len(known), len(items))
             for name, outcome in outcomes:
                 if outcome.error:
                     failures[name] = outcome.error
                 else:
                     states[name] = outcome.value.state
-                if place is not None:
-                    _log(place, name, outcome)
-                show(len(known) + len(states) + len(failures), len(items))
+                clock.tick(done := len(known) + len(states) + len(failures))
+                _log(place, name, outcome, f"{done} of {len(items)}{clock.left(len(items))}")
+                show(done, len(items))
         except KeyboardInterrupt:
+            LOGGER.info("%s: interrupted", call)
             interrupted = True
         if place is not None:
             known |= {name: place.path / ITEMS / state for name, state in states.items()}
@@ -136,8 +143,14 @@ def _computed(function: Call, place: WorkFolder | None, named: tuple[str, Any]) 
     return _Answer(state, time.perf_counter() - begun, f"{socket.gethostname()}:{os.getpid()}")
 
 
-def _log(place: WorkFolder, name: str, outcome: ItemOutcome) -> None:
+def _log(place: WorkFolder | None, name: str, outcome: ItemOutcome, progress: str) -> None:
+    """Log the end of an item, and append it to the events of the folder, if there is one."""
     if outcome.error:
-        place.log("failed", item=name, error=outcome.error, died=outcome.died)
+        LOGGER.warning("%s failed (%s): %s", name, progress, outcome.error.splitlines()[-1])
+        LOGGER.debug("%s", outcome.error)
+        facts = {"error": outcome.error, "died": outcome.died}
     else:
-        place.log("finished", item=name, seconds=round(outcome.value.seconds, 3), worker=outcome.value.worker)
+        LOGGER.info("%s finished in %.1f s (%s)", name, outcome.value.seconds, progress)
+        facts = {"seconds": round(outcome.value.seconds, 3), "worker": outcome.value.worker}
+    if place is not None:
+        place.log("failed" if outcome.error else "finished", item=name, **facts)

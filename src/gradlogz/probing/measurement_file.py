@@ -14,6 +14,7 @@ from typing import Any
 
 from .._errors import InputValueError
 from .._output_files import reason_of
+from .._paths import is_plain_file
 from .._typing import Tensor
 from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
 from .corpus.batching import Report
@@ -61,7 +62,7 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
 def read_measurement(folder: Path, facts: Mapping[str, str], predictions: Sequence[Prediction]) -> Measurement | None:
     """Return the measurement in a folder; None if there is none with these facts, or if it is damaged."""
     path = folder / STATISTICS
-    if not path.is_file() or find_spec("safetensors") is None:
+    if not is_plain_file(path) or find_spec("safetensors") is None:
         return None
     return _read(path, predictions, {"statistics": FORMAT, **facts})  # None: the corpus is read again
 
@@ -70,7 +71,7 @@ def kept_measurement(folder: Path, predictions: Sequence[Prediction]) -> Measure
     """Return the measurement that a run keeps (--keep-statistics); raise if there is none, or if it is damaged."""
     path = folder / STATISTICS
     remedy = "Probe the text again with --keep-statistics."
-    if not path.is_file():
+    if not is_plain_file(path):
         raise InputValueError("merge", "runs", f"the run {folder} has no statistics", remedy)
     measured = _read(path, predictions)
     if measured is None or not _can_be_merged(measured):

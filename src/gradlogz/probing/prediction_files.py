@@ -22,15 +22,16 @@ FOLDER = "gradlogz_own_predictions"  # prefix of module names, so that no instal
 def selected(names: Sequence[str] | None, files: Sequence[str]) -> list[Prediction]:
     """Return the predictions of this package and of the files; only those with these names, unless None.
 
-    A name may be a list of names separated by commas.
+    A name may be a list of names separated by commas. Names that leave out the prediction of a file are an error.
     """
     known = {prediction.name: prediction for prediction in known_predictions()}
+    files_of: dict[str, str] = {}
     for file in files:
         prediction = prediction_in(file)
         if prediction.name in known:
             problem = f"--prediction {file}: there is another prediction named {prediction.name!r}"
             raise InputValueError("probe", "--prediction", problem, "Rename the file.")
-        known[prediction.name] = prediction
+        known[prediction.name], files_of[prediction.name] = prediction, file
     if names is None:
         return list(known.values())
     wanted = list(dict.fromkeys(name.strip() for each in names for name in each.split(",") if name.strip()))
@@ -38,6 +39,10 @@ def selected(names: Sequence[str] | None, files: Sequence[str]) -> list[Predicti
     if unknown or not wanted:
         problem = f"there is no prediction named {unknown[0]!r}" if unknown else "--only names no prediction"
         raise InputValueError("probe", "--only", problem, f"Choose from {', '.join(known)}.")
+    left_out = [name for name in files_of if name not in wanted]
+    if left_out:
+        problem = f"--only leaves out {left_out[0]!r}, the prediction of --prediction {files_of[left_out[0]]}"
+        raise InputValueError("probe", "--only", problem, "Add its name to --only.")
     return [known[name] for name in wanted]
 
 

@@ -12,6 +12,7 @@ Read next: prediction.py (the definition of a prediction), measurement.py (the r
 results), runs/run_folder.py (on disk).
 """
 
+import logging
 import math
 import sys
 import time
@@ -57,6 +58,7 @@ from .runs.records import SELF_CHECK, Claim, Finding
 from .runs.replicates import Place, Replicates, replicates_of
 from .statistics import stream_seed
 
+LOGGER = logging.getLogger(__name__)
 TOKENS = 20_000  # default number of tokens
 SHARE = 0.1  # default share of the windows that the random-weights baseline reads
 DRAWS = 20  # default number of draws of the matched baseline
@@ -168,13 +170,16 @@ def measure(
                 break
         show(done, done)
         seconds = {"model": time.perf_counter() - begun}
+        LOGGER.info("%s read %d rows in %.1f s", probed.name, reading.report.rows, seconds["model"])
         begun = time.perf_counter()
         needed = untrained_of(wanted, baseline=baseline)
         untrained = _baseline(model, sampled, sample.least(), needed, probed, interrupted) if needed else None
         seconds["baseline"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        values = matched_draws(model, windows, matched, probed, draws, interrupted) if matched else ({}, {})
+        show = reporter(progress is True, "draws of the matched baseline")
+        values = matched_draws(model, windows, matched, probed, draws, interrupted, show) if matched else ({}, {})
         seconds["matched"] = time.perf_counter() - begun
+        LOGGER.info("nulls: baseline %.1f s, matched draws %.1f s", seconds["baseline"], seconds["matched"])
     report = reading.report
     known = {**describe(model), **(facts or {}), **facts_of_text(report)}
     if isinstance(untrained, str):
@@ -202,12 +207,16 @@ def evaluate(measured: Measurement, *, predictions: Wanted = None, progress: Pro
     for number, prediction in enumerate(wanted):
         show(number, len(wanted))
         claim = partial(Claim, model, prediction.name, prediction.declaration.claim)
+        begun = time.perf_counter()
         try:
             judged, values = _judged(measured, prediction)
         except Exception as error:  # any error of a prediction, also of a user's own
             text = f"{type(error).__name__}: {error}"
+            LOGGER.warning("%s cannot be judged: %s", prediction.name, text)
+            LOGGER.debug("%s", prediction.name, exc_info=True)
             claims.append(claim("", math.nan, math.nan, math.nan, math.nan, "failed", text))
             continue
+        LOGGER.debug("%s judged in %.2f s", prediction.name, time.perf_counter() - begun)
         rows += judged.findings
         replicates |= replicates_of(model, prediction.name, values, judged)
         claims.append(claim(**{name: getattr(judged, name) for name in Judgement._fields if name in Claim._fields}))
@@ -316,6 +325,7 @@ def matched_draws(
     probed: Probed,
     draws: int,
     interrupted: Callable[[], bool] = lambda: False,
+    show: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[ByPrediction, ByPrediction] | str:
     """Return the values of each prediction in each draw of the matched baseline, or the reason why there are none."""
     every: list[Draw] = []
@@ -323,7 +333,9 @@ def matched_draws(
         for batches, numbers in dealt(windows, draws):
             if interrupted():
                 break
+            show(len(every), draws)
             every += drawn(model, batches, numbers, predictions, probed)
     except (ValueError, torch.OutOfMemoryError) as error:  # logits that overflow, or too little memory
         return str(error)
+    show(draws, draws)
     return by_prediction(every, predictions)

@@ -77,8 +77,9 @@ class Comparison(NamedTuple):
 class Interventions:
     """Effects of interventions on one model.
 
-    facts: name and architecture of the model, kind of the loss ("loss"), its value ("loss_value", "loss_low",
-        "loss_high"), numbers of tokens and documents, and tokens of the fits.
+    Attributes:
+        facts: name and architecture of the model, kind of the loss ("loss"), its value ("loss_value", "loss_low",
+            "loss_high"), numbers of tokens and documents, and tokens of the fits.
     """
 
     model: str

@@ -7,6 +7,7 @@ batches).
 """
 
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from ..inside.hooks import without_cache
 from ..prediction import Prediction
 from ..statistics import merge
 from .extreme_tokens import Candidates, ExtremeToken, candidates, resolved
+
+LOGGER = logging.getLogger(__name__)
 
 
 def statistics_of(
@@ -52,6 +55,7 @@ def statistics_of(
         tokens = next(iter(batch.inputs.values())).shape[-1]
         remedy = "Pass a smaller length=, or use another device."
         raise InputRuntimeError("probe", "length", f"a row of {tokens} tokens does not fit into memory", remedy)
+    LOGGER.info("a batch of %d rows does not fit into memory and is halved", rows)
     gc.collect()  # the failed pass may have left reference cycles
     if batch.keys.is_cuda:
         torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ..._errors import InputValueError
+from ..._paths import is_plain_file
 from .findings import Findings
 from .records import SELF_CHECK, VERDICTS, Claim, Declaration, Detail, Finding, Label, Quantity, Remark, Token
 
@@ -74,10 +75,10 @@ def read_findings(path: str | os.PathLike[str]) -> Findings:
 
 def object_in(path: Path) -> dict[str, Any] | str:
     """The object in a JSON file, or the reason why it cannot be read."""
+    if not is_plain_file(path):
+        return "a link, a pipe or no file" if os.path.lexists(path) else "no such file"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "no such file"
     except (OSError, ValueError, RecursionError) as error:
         return f"damaged, {type(error).__name__}"
     return content if isinstance(content, dict) else f"damaged, {type(content).__name__}"

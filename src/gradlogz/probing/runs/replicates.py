@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..._paths import is_plain_file
 from ..._typing import Float, Tensor
 from .judgement import Judgement, Measured, split
 from .records import Finding
@@ -70,7 +71,7 @@ def write_replicates(path: Path, rows: Iterable[Finding], replicates: Mapping[Pl
 
 def read_replicates(path: Path, rows: Iterable[Finding]) -> dict[Place, Replicates] | str:
     """Return the replicates of findings, or the reason why they cannot be read."""
-    if not path.is_file():
+    if not is_plain_file(path):
         return "no such file"
     if find_spec("safetensors") is None:
         return "safetensors is not installed"

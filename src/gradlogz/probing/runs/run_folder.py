@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 from ... import __version__
 from ..._errors import InputValueError
 from ..._output_files import reason_of, runs
+from ..._parquet import read_parquet
+from ..._paths import is_plain_file
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
 from .replicates import REPLICATES, read_replicates, write_replicates
@@ -316,7 +318,7 @@ def _check_file(path: Path, written: Any, problems: Problems) -> None:
 
 
 def _difference(path: Path, written: Mapping[str, Any]) -> str:
-    if not path.is_file():
+    if not is_plain_file(path):
         return "no such file"
     size = path.stat().st_size
     if size != written.get("bytes"):
@@ -346,12 +348,12 @@ def _findings(place: Path, model: Mapping[str, Any], problems: Problems) -> Find
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows of findings.parquet; none if it is missing or damaged, or polars is not installed."""
-    if not path.is_file() or find_spec("polars") is None:
+    if not is_plain_file(path) or find_spec("polars") is None:
         return []
     import polars
 
     try:
-        return polars.read_parquet(path).to_dicts()
+        return read_parquet(path).to_dicts()
     except (OSError, ValueError, MemoryError, polars.exceptions.PolarsError, polars.exceptions.PanicException):
         return []
 
