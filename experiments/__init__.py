@@ -7,6 +7,7 @@ tasks           the protocol of a task, and tasks on tokens with a closed-form a
 text            text that is on this machine, and a BPE tokenizer trained on it
 training        AdamW, deterministic by seed; a killed run resumes
 run_folders     the files of a run
+workers         the runs of an experiment on the engines of gradlogz
 exporting       checkpoints in the format of transformers, which `gradlogz probe` and `gradlogz compare` read
 metric, specific_heat, ascent, filtering, rest, needed, linearity, contraction
                 the experiments, each with a plan.md that was written before its results

@@ -108,7 +108,7 @@ def _gpt2(model: Transformer) -> Any:
     s = model.settings
     config = GPT2Config(
         vocab_size=s.vocabulary, n_positions=s.context, n_embd=s.width, n_layer=s.layers, n_head=s.heads,
-        n_inner=s.hidden, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        n_inner=s.hidden, activation_function=s.activation, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD, tie_word_embeddings=not s.separate,
     )  # fmt: skip
     weights = {
@@ -184,8 +184,8 @@ def _esm(model: Transformer) -> Any:
 def _encoder_options(s: ModelSettings) -> dict[str, Any]:
     return {
         "vocab_size": s.vocabulary, "hidden_size": s.width, "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads, "intermediate_size": s.hidden, "hidden_act": "gelu", "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-5, "pad_token_id": PAD,
+        "num_attention_heads": s.heads, "intermediate_size": s.hidden, "hidden_act": s.activation,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-5, "pad_token_id": PAD,
     }  # fmt: skip
 
 

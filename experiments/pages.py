@@ -28,10 +28,9 @@ def write_page(
     name: str,
     tables: Mapping[str, Callable[[Any], str]],
     figure: Callable[[Any, Path], None],
-    drawn: str = "results.json",
 ) -> None:
-    """Write the tables of an experiment's results into its page, and its figure, which shows the file `drawn`."""
+    """Write the tables of an experiment's results into its page, and its figure."""
     results = json.loads((EXPERIMENTS / name / "results.json").read_text())
     for table, make in tables.items():
         replace_table(DOCS / "experiments" / f"{name}.md", table, make(results))
-    figure(json.loads((EXPERIMENTS / name / drawn).read_text()), DOCS / "pictures" / f"{name}.svg")
+    figure(results, DOCS / "pictures" / f"{name}.svg")

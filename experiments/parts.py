@@ -13,7 +13,7 @@
                    dyt, derf, hard_clip     g f(a x) + b coordinate by coordinate: f = tanh, erf, clamp to [-1, 1]
                    whitening                C^(-1/2) (x - m), m and C of earlier batches
                    none
-    feed-forward   free       W_2 gelu(W_1 x)
+    feed-forward   free       W_2 gelu(W_1 x), or relu
                    tied       W^T gelu(W x + b), a gradient                                       HopfieldFeedForward
                    none
 
@@ -44,6 +44,7 @@ from gradlogz.dynamics import HopfieldFeedForward
 AttentionKind = Literal["softmax", "tied", "link", "gated", "mixture", "moment", "linear", "sigmoid", "cosine", "none"]
 ContractionKind = Literal["layer_norm", "rms_norm", "dyt", "derf", "sphere", "hard_clip", "whitening", "none"]
 FeedForwardKind = Literal["free", "tied", "none"]
+Activation = Literal["gelu", "relu"]
 
 
 # Attention ------------------------------------------------------------------------------------------------------------
@@ -220,12 +221,13 @@ def contraction(kind: ContractionKind, width: int) -> nn.Module:
 # Feed-forward ---------------------------------------------------------------------------------------------------------
 
 
-def feed_forward(kind: FeedForwardKind, width: int, hidden: int) -> nn.Module | None:
-    """Return a feed-forward layer by name, or None."""
+def feed_forward(kind: FeedForwardKind, width: int, hidden: int, activation: Activation = "gelu") -> nn.Module | None:
+    """Return a feed-forward layer by name, or None; the activation is that of free layers."""
     if kind == "none":
         return None
     if kind == "free":
-        return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        function = nn.GELU() if activation == "gelu" else nn.ReLU()
+        return nn.Sequential(nn.Linear(width, hidden), function, nn.Linear(hidden, width))
     if kind == "tied":
         layer = HopfieldFeedForward(width, hidden, activation="gelu")
         with torch.no_grad():  # the second moment of W^T gelu(W x) of the free layer, which has two matrices

@@ -55,10 +55,10 @@ class RunFolder:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def record(self, row: dict[str, float]) -> None:
-        """Append a row to the curves."""
+    def record(self, *rows: dict[str, float]) -> None:
+        """Append rows to the curves."""
         with (self.path / "curves.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def cut_curves(self, step: int) -> None:
         """Drop the rows that a resumed run will write again: those of `step` and later."""
@@ -118,4 +118,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "device": f"{device.type} ({name})",
         "threads": torch.get_num_threads(),
+        "float32 products": torch.get_float32_matmul_precision(),
     }

@@ -128,11 +128,12 @@ class TextTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Held-out loss in nats per predicted token, on the same windows every time."""
         device = next(model.parameters()).device
-        losses = [
-            float(loss_of(model, Batch(*(t.to(device) for t in self._windows(self.held_out, generator_of(0, i))))))
-            for i in range(self.evaluation_batches)
-        ]
+        losses = [float(loss_of(model, Batch(*(t.to(device) for t in batch)))) for batch in self.held_out_batches()]
         return {"held_out_loss": sum(losses) / len(losses)}
+
+    def held_out_batches(self) -> list[Batch]:
+        """The windows on which every model is evaluated."""
+        return [self._windows(self.held_out, generator_of(0, i)) for i in range(self.evaluation_batches)]
 
     def _windows(self, text: Tensor, generator: torch.Generator) -> Batch:
         starts = torch.randint(len(text) - self.length, (self.batch_size, 1), generator=generator)

@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from gradlogz._errors import InputValueError
 
-from .parts import AttentionKind, AttentionPart, ContractionKind, FeedForwardKind, contraction, feed_forward, fix_maps
+from .parts import (
+    Activation,
+    AttentionKind,
+    AttentionPart,
+    ContractionKind,
+    FeedForwardKind,
+    contraction,
+    feed_forward,
+    fix_maps,
+)
 
 Placement = Literal["pre", "post", "peri"]
 Objective = Literal["causal", "masked"]
@@ -32,6 +41,7 @@ class ModelSettings:
         vocabulary: number of tokens.
         context: largest number of positions, each with a learned vector.
         hidden: units of a feed-forward layer.
+        activation: of free feed-forward layers.
         shared: one block, applied `layers` times.
         separate: an unembedding of its own, instead of the transposed embedding.
         identity, frozen: letters of "qkvo": maps of softmax attention that are the identity, or stay as they were
@@ -49,6 +59,7 @@ class ModelSettings:
     contraction: ContractionKind = "layer_norm"
     placement: Placement = "pre"
     feed_forward: FeedForwardKind = "free"
+    activation: Activation = "gelu"
     objective: Objective = "causal"
     shared: bool = False
     separate: bool = False
@@ -57,7 +68,7 @@ class ModelSettings:
     frozen: str = ""
 
     def __post_init__(self) -> None:
-        for name, kinds in (("placement", Placement), ("objective", Objective)):
+        for name, kinds in (("placement", Placement), ("objective", Objective), ("activation", Activation)):
             if getattr(self, name) not in get_args(kinds):
                 problem = f"{name} {getattr(self, name)!r} is not a known name"
                 raise InputValueError("ModelSettings", name, problem, f"Choose one of {', '.join(get_args(kinds))}.")
@@ -75,7 +86,7 @@ class Block(nn.Module):
         s = settings  # Shorthand
         self.placement = s.placement
         self.attention = AttentionPart(s.attention, s.width, s.heads)
-        self.feed_forward = feed_forward(s.feed_forward, s.width, s.hidden)
+        self.feed_forward = feed_forward(s.feed_forward, s.width, s.hidden, s.activation)
         sublayers = 1 if self.feed_forward is None else 2
         places = {"pre": ("before",), "post": ("after",), "peri": ("before", "after")}[s.placement]
         self.before = nn.ModuleList(

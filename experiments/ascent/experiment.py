@@ -1,28 +1,35 @@
 """Runs of the experiment on free and tied value maps, and its decisions (plan.md).
 
-Read next: ../text.py (the text), ../exporting.py (models for the probe), ../costs.py (equal parameters, equal compute).
+Read next: ensembles.py (models trained together), ../text.py (the text), ../exporting.py (models for the probe),
+../costs.py (equal parameters, equal compute).
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from gradlogz import probe
 from gradlogz.probing.inside.loading import load
 
+from .. import text_settings
 from ..costs import cost, matched
+from ..ensembles import Ensemble, Member, train_together
 from ..exporting import export, load_checkpoint
 from ..intervals import student
-from ..run_folders import environment
-from ..tasks import TextTask
-from ..text import MASK_ID, TokenisedText, corpus
+from ..tasks import Batch, TextTask
+from ..text import MASK_ID, TokenisedText
+from ..text_settings import TextSettings, without_decay
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Objective, Placement, Transformer
+from ..workers import Workers
+from .ensembles import TextEnsemble
 
 ValueMap = Literal["free", "tied, equal parameters", "tied, equal compute"]
 PREDICTIONS = ["ascent", "tie", "symmetry"]
@@ -37,19 +44,19 @@ class Cell(NamedTuple):
     value_map: ValueMap
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Size of the experiment; probe_tokens: tokens that the probe reads."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(TextSettings):
+    """Size of the experiment.
 
-    model: ModelSettings
-    training: TrainSettings
-    batch_size: int
-    megabytes: float
-    seeds: int
+    Attributes:
+        probe_tokens: tokens that the probe reads.
+        probed_tied: number of seeds of tied models that are probed, as a control; None for all.
+    """
+
     probe_tokens: int
-    every_checkpoint: bool
-    first_seed: int = 0
+    every_checkpoint: bool = False
     value_maps: tuple[ValueMap, ...] = get_args(ValueMap)
+    probed_tied: int | None = None
 
 
 REDUCED = Settings(
@@ -59,50 +66,25 @@ REDUCED = Settings(
     megabytes=4,
     seeds=2,
     probe_tokens=2048,
-    every_checkpoint=False,
 )
 EXTENDED = Settings(
-    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
-    training=TrainSettings(
-        steps=2000, learning_rate=3e-3, weight_decay=0.0, warm_up=100, record_every=250, save_every=1000
-    ),
-    batch_size=16,
-    megabytes=8,
-    seeds=5,
-    probe_tokens=4096,
-    every_checkpoint=False,
-    first_seed=3,
-    value_maps=("free", "tied, equal parameters"),
+    **without_decay(text_settings.EXTENDED) | {"seeds": 8, "first_seed": 10}, probe_tokens=4096, probed_tied=2
 )
-FULL = Settings(
-    model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
-    training=TrainSettings(
-        steps=20_000, learning_rate=1e-3, warm_up=500, record_every=250, save_every=1000, bfloat16=True, compiled=True
-    ),
-    batch_size=64,
-    megabytes=50,
-    seeds=5,
-    probe_tokens=20_000,
-    every_checkpoint=True,
-)
+FULL = Settings(**vars(text_settings.FULL), probe_tokens=20_000, every_checkpoint=True)
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train and probe all models; return their rows and the decisions. Finished runs are read."""
-    text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
-    rows = []
-    for cell in cells(settings.value_maps):
-        for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
-            name = "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
-            rows.append(trained_and_probed(cell, seed, settings, text, folder / name))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        "answer": decisions(rows),
-        "settings": asdict(settings),
-        "training FLOPs": training_flops(settings),
-        "environment": environment(device),
-        "models": rows,
-    }
+    settings.text(folder)  # written once, before the workers read it
+    every = product(cells(settings.value_maps), settings.every_seed)
+    items = {place(folder, *item).name: item for item in every}
+    rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
+    return settings.results(decisions(rows), rows) | {"training FLOPs": training_flops(settings)}
+
+
+def row_of(settings: Settings, folder: Path, item: tuple[Cell, int]) -> dict[str, Any]:
+    """Row of one run."""
+    return trained_and_probed(*item, settings, settings.text(folder), place(folder, *item))
 
 
 def cells(value_maps: tuple[ValueMap, ...] = get_args(ValueMap)) -> Iterator[Cell]:
@@ -128,18 +110,57 @@ def training_flops(settings: Settings) -> float:
     return settings.seeds * sum(cost(model).training_flops(tokens) for model in models)
 
 
-def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
-    """Held-out loss of a model, and what the probe measures on it."""
+def member(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> Member:
+    """A model, its task and its training."""
     model = model_of(cell, settings.model)
     mask = MASK_ID if cell.objective == "masked" else None
-    task = TextTask(text.train, text.held_out, model.context, settings.batch_size, mask=mask)
-    run_folder = train(Transformer(model, seed=seed), task, settings.training, seed=seed, folder=folder)
+    return Member(Transformer(model, seed=seed), settings.task(text, mask=mask), settings.training, seed, folder)
+
+
+def place(folder: Path, cell: Cell, seed: int) -> Path:
+    """Folder of a run."""
+    return folder / "-".join((*cell, str(seed))).replace(", ", "_").replace(" ", "_")
+
+
+def train_cell(
+    cell: Cell, settings: Settings, text: TokenisedText, folder: Path, batches: Batch, seconds: float = math.inf
+) -> bool:
+    """Train the models of a cell together, keep their last checkpoint, and return whether they are complete.
+
+    batches: those of `batches_of` with the objective of the cell.
+    """
+    members = [member(cell, seed, settings, text, place(folder, cell, seed)) for seed in settings.every_seed]
+    device, task = batches.tokens.device, members[0].task
+    assert isinstance(task, TextTask)
+    held_out = [Batch(*(t.to(device).expand(len(members), -1, -1) for t in part)) for part in task.held_out_batches()]
+
+    def observe(ensemble: Ensemble) -> dict[str, Tensor]:
+        return {"held_out_loss": torch.stack([ensemble.losses(batch) for batch in held_out]).mean(0)}
+
+    return train_together(members, TextEnsemble, batches, observe, device, seconds=seconds, all_checkpoints=False)
+
+
+def batches_of(objective: Objective, settings: Settings, text: TokenisedText, device: torch.device) -> Batch:
+    """Batches [steps + 1, s, b, n] of all seeds; models with the same objective read the same."""
+    task = member(Cell(objective, "pre", "free"), 0, settings, text, Path()).task
+    steps = [[task.batch(seed, step) for seed in settings.every_seed] for step in range(settings.training.steps + 1)]
+    tokens, targets = (torch.stack([torch.stack([each[i] for each in step]) for step in steps]) for i in (0, 1))
+    return Batch(tokens.to(device), targets.to(device))
+
+
+def trained_and_probed(cell: Cell, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
+    """Held-out loss of a model, and what the probe measures on it."""
+    each = member(cell, seed, settings, text, folder)
+    model = each.model.settings
+    run_folder = train(each.model, each.task, settings.training, seed=seed, folder=folder)
     checkpoints = run_folder.checkpoints()
-    steps = list(checkpoints) if settings.every_checkpoint else [min(checkpoints), max(checkpoints)]
     probed = {}
-    for step in steps:
-        network = load_checkpoint(checkpoints[step], model)
-        probed[step] = claims(network, text, settings.probe_tokens, run_folder.path / "exported" / f"step-{step}")
+    if cell.value_map == "free" or settings.probed_tied is None or seed - settings.first_seed < settings.probed_tied:
+        networks = {0: Transformer(model, seed=seed).eval()}
+        for step in checkpoints if settings.every_checkpoint else (max(checkpoints),):
+            networks[step] = load_checkpoint(checkpoints[step], model)
+        for step, network in networks.items():
+            probed[step] = claims(network, text, settings.probe_tokens, run_folder.path / "exported" / f"step-{step}")
     return {
         **cell._asdict(),
         "seed": seed,
@@ -176,22 +197,26 @@ def _finite(value: float) -> float | None:
 
 def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide the cost of the tie, and the effects of objective and placement on ascent."""
-    seeds = sorted({row["seed"] for row in rows})
-    answer: dict[str, Any] = {"status": "final" if len(seeds) >= 5 else "preliminary: fewer than 5 seeds"}
-    by_name = {(row["objective"], row["placement"], row["value_map"], row["seed"]): row for row in rows}
+    return {"status": text_settings.status(seeds_of(rows)), **costs(rows), **effects(rows)}
 
-    def ascent(objective: str, placement: str, seed: int) -> float:
-        probed = by_name[objective, placement, "free", seed]["probe"]
-        return probed[max(probed, key=int)]["ascent"]["value"]
 
-    for objective, placement, value_map in dict.fromkeys(name[:3] for name in by_name):
+def seeds_of(rows: list[dict[str, Any]]) -> list[int]:
+    """Seeds of the models."""
+    return sorted({row["seed"] for row in rows})
+
+
+def costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Decide the cost of the tie, from losses paired by seed."""
+    losses = {(row["objective"], row["placement"], row["value_map"], row["seed"]): row["held-out loss"] for row in rows}
+    answer = {}
+    for objective, placement, value_map in dict.fromkeys(name[:3] for name in losses):
         if value_map != "free":
-            differences = [
-                by_name[objective, placement, value_map, s]["held-out loss"]
-                - by_name[objective, placement, "free", s]["held-out loss"]
-                for s in seeds
-            ]
-            interval = student(differences)
+            interval = student(
+                [
+                    losses[objective, placement, value_map, s] - losses[objective, placement, "free", s]
+                    for s in seeds_of(rows)
+                ]
+            )
             if interval.low > LOSS_OF_INTEREST:
                 verdict = "costs"
             elif interval.high < -LOSS_OF_INTEREST:
@@ -201,17 +226,29 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
             else:
                 verdict = "inconclusive"
             answer[f"{value_map}: {objective}, {placement}"] = {"verdict": verdict, "nats": interval._asdict()}
-    effects = {
+    return answer
+
+
+def effects(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Decide the effects of objective and placement on the ascent of free models."""
+    values = {}
+    for row in rows:
+        if row["value_map"] == "free":
+            last = row["probe"][max(row["probe"], key=int)]
+            values[row["objective"], row["placement"], row["seed"]] = last["ascent"]["value"]
+    contrasts = {
         "objective (masked - causal)": [
-            sum(ascent("masked", place, s) - ascent("causal", place, s) for place in ("pre", "post")) / 2 for s in seeds
+            sum(values["masked", place, s] - values["causal", place, s] for place in ("pre", "post")) / 2
+            for s in seeds_of(rows)
         ],
         "placement (post - pre)": [
-            sum(ascent(objective, "post", s) - ascent(objective, "pre", s) for objective in ("causal", "masked")) / 2
-            for s in seeds
+            sum(values[objective, "post", s] - values[objective, "pre", s] for objective in ("causal", "masked")) / 2
+            for s in seeds_of(rows)
         ],
     }
-    for name, values in effects.items():
-        interval = student(values)
+    answer = {}
+    for name, differences in contrasts.items():
+        interval = student(differences)
         effect = (interval.low > 0 or interval.high < 0) and abs(interval.mean) > ASCENT_OF_INTEREST
         verdict = "effect" if effect else "inconclusive"
         answer[f"ascent: {name}"] = {"verdict": verdict, "difference": interval._asdict()}

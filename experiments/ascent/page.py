@@ -1,15 +1,16 @@
-"""Tables and figure of docs/experiments/ascent.md, from results.json.
+"""Tables and figure of docs/experiments/ascent.md, from results.json and compute.json.
 
     python -m experiments.ascent.page
 
 Read next: experiment.py (where the results come from).
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 from ..intervals import student
-from ..pages import write_page
+from ..pages import DOCS, EXPERIMENTS, replace_table, write_page
 from .experiment import PREDICTIONS
 
 
@@ -18,7 +19,7 @@ def measured(results: dict[str, Any]) -> str:
     lines = [f"| objective | placement | value map | held-out loss | {' | '.join(PREDICTIONS)} |", "|---" * 7 + "|"]
     for name in dict.fromkeys(_name(row) for row in results["models"]):
         rows = [row for row in results["models"] if _name(row) == name]
-        last = [row["probe"][max(row["probe"], key=int)] for row in rows]
+        last = [row["probe"][max(row["probe"], key=int)] for row in rows if row["probe"]]
         values = [[row["held-out loss"] for row in rows]]
         values += [[probed[claim]["value"] for probed in last] for claim in PREDICTIONS]
         lines.append(f"| {' | '.join((*name, *map(_cell, values)))} |")
@@ -32,9 +33,12 @@ def decided(results: dict[str, Any]) -> str:
         if isinstance(row, dict):
             interval = row["nats"] if "nats" in row else row["difference"]
             unit = " nats" if "nats" in row else ""
-            numbers = f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]{unit}"
-            lines.append(f"| {name} | {row['verdict']} | {numbers} |")
+            lines.append(f"| {name} | {row['verdict']} | {_interval(interval)}{unit} |")
     return "\n".join(lines)
+
+
+def _interval(interval: dict[str, float]) -> str:
+    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
 
 
 def _name(row: dict[str, Any]) -> tuple[str, str, str]:
@@ -76,3 +80,6 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     write_page("ascent", {"measured": measured, "decided": decided}, figure)
+    compute = json.loads((EXPERIMENTS / "ascent" / "compute.json").read_text())
+    for name, make in (("measured", measured), ("decided", decided)):
+        replace_table(DOCS / "experiments" / "ascent.md", f"{name}, equal compute", make(compute))

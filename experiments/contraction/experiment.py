@@ -3,22 +3,24 @@
 Read next: ../parts.py (the contractions), ../text.py (the text), ../intervals.py.
 """
 
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from .. import text_settings
 from ..exporting import load_checkpoint
 from ..intervals import Interval, student
 from ..parts import ContractionKind
-from ..run_folders import environment
-from ..tasks import TextTask
-from ..text import TokenisedText, corpus
-from ..training import TrainSettings, train
-from ..transformer import ModelSettings, Transformer
+from ..text import TokenisedText
+from ..text_settings import TextSettings
+from ..training import train
+from ..transformer import Transformer
+from ..workers import Workers
 
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
 SIZES = {"little text": 1 / 32, "much text": 1.0}
@@ -26,55 +28,37 @@ INTEREST = 0.02  # nats
 WINDOWS = 32  # of held-out text, on which budgets are measured
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(TextSettings):
     """Size of the experiment."""
 
-    model: ModelSettings
-    training: TrainSettings
-    batch_size: int
-    megabytes: float
-    seeds: int
-    first_seed: int = 0
     kinds: tuple[ContractionKind, ...] = KINDS
 
 
-REDUCED = Settings(
-    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
-    training=TrainSettings(steps=300, learning_rate=3e-3, warm_up=30, record_every=100, save_every=100),
-    batch_size=16,
-    megabytes=2,
-    seeds=2,
+REDUCED = Settings(**vars(text_settings.REDUCED) | {"seeds": 2})
+EXTENDED = Settings(
+    **vars(text_settings.EXTENDED) | {"first_seed": 2, "training": replace(text_settings.EXTENDED.training, steps=3000)}
 )
-EXTENDED = replace(
-    REDUCED,
-    training=replace(REDUCED.training, steps=3000, warm_up=100, record_every=250, save_every=1000),
-    megabytes=8,
-    seeds=5,
-    first_seed=2,
-)
-FULL = Settings(
-    model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
-    training=TrainSettings(
-        steps=20_000, learning_rate=1e-3, warm_up=500, record_every=250, save_every=1000, bfloat16=True, compiled=True
-    ),
-    batch_size=64,
-    megabytes=50,
-    seeds=5,
-)
+FULL = Settings(**vars(text_settings.FULL))
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train all models; return their rows and the decisions. Finished runs are read."""
-    text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
-    rows = [
-        trained(kind, size, seed, settings, text, folder / f"{kind}-{size}-{seed}".replace(" ", "_"))
-        for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
-        for kind in settings.kinds
-        for size in SIZES
-    ]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {"answer": decisions(rows), "settings": asdict(settings), "environment": environment(device), "models": rows}
+    settings.text(folder)  # written once, before the workers read it
+    every = product(settings.every_seed, settings.kinds, SIZES)
+    items = {name_of((kind, size, seed)): (kind, size, seed) for seed, kind, size in every}
+    rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
+    return settings.results(decisions(rows), rows)
+
+
+def name_of(item: tuple[ContractionKind, str, int]) -> str:
+    """Name of a run."""
+    return "-".join(map(str, item)).replace(" ", "_")
+
+
+def row_of(settings: Settings, folder: Path, item: tuple[ContractionKind, str, int]) -> dict[str, Any]:
+    """Row of one run."""
+    return trained(*item, settings, settings.text(folder), folder / name_of(item))
 
 
 def trained(
@@ -82,8 +66,7 @@ def trained(
 ) -> dict[str, Any]:
     """Held-out loss of a model, and its budget, also before training."""
     model = replace(settings.model, contraction=kind)
-    part = text.train[: round(SIZES[size] * len(text.train))]
-    task = TextTask(part, text.held_out, model.context, settings.batch_size)
+    task = settings.task(text, share=SIZES[size])
     run_folder = train(Transformer(model, seed=seed), task, settings.training, seed=seed, folder=folder)
     checkpoints = run_folder.checkpoints()
     windows = text.held_out.long()[: WINDOWS * model.context].reshape(WINDOWS, -1)
@@ -119,7 +102,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide the cost of each contraction at each size of the data, and its dependence on the size."""
     seeds = sorted({row["seed"] for row in rows})
     loss = {(row["contraction"], row["data"], row["seed"]): row["held-out loss"] for row in rows}
-    answer: dict[str, Any] = {"status": "final" if len(seeds) >= 5 else "preliminary: fewer than 5 seeds"}
+    answer: dict[str, Any] = {"status": text_settings.status(seeds)}
     for kind in dict.fromkeys(row["contraction"] for row in rows):
         if kind == "layer_norm":
             continue

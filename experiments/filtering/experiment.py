@@ -4,6 +4,7 @@ Read next: systems.py (the data and the filters), decoding.py (read-outs), ../in
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ..parts import AttentionKind
 from ..run_folders import environment
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Transformer
+from ..workers import Workers
 from .decoding import attention_features, decoded, quadratic_window
 from .systems import FIRST, STEPS, SYSTEMS, FilteringTask, Reference, reference
 
@@ -58,12 +60,10 @@ FULL = Settings(
 REDUCED = Settings(arms=(Arm("one coordinate", "softmax", 2),), seeds=2, steps=1000, series=200, fitted=120)
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train all models; return filters, models and decisions. Finished runs and references are read."""
     systems = dict.fromkeys(arm.system for arm in settings.arms)
-    references = {
-        name: reference(name, settings.series, folder / f"{name}-{settings.series}.safetensors") for name in systems
-    }
+    references = {name: reference_of(name, settings, folder) for name in systems}
     filters = {
         name: {key: measured(p, each) for key, p in each.predictions.items() if key != "exact"}
         | {
@@ -73,11 +73,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         }
         for name, each in references.items()
     }
-    rows = []
-    for arm in settings.arms:
-        for seed in range(settings.seeds):
-            name = f"{arm.system}-{arm.attention}-{arm.layers}-{seed}".replace(" ", "_")
-            rows.append(trained(arm, seed, settings, references[arm.system], folder / name))
+    items = {name_of(arm, seed): (arm, seed) for arm in settings.arms for seed in range(settings.seeds)}
+    rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
     return {
         "answer": decisions(rows, filters),
         "settings": asdict(settings),
@@ -85,6 +82,22 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         "filters": filters,
         "models": rows,
     }
+
+
+def reference_of(system: str, settings: Settings, folder: Path) -> Reference:
+    """Reference series of a system and the predictions of filters, computed once."""
+    return reference(system, settings.series, folder / f"{system}-{settings.series}.safetensors")
+
+
+def name_of(arm: Arm, seed: int) -> str:
+    """Name of a run."""
+    return f"{arm.system}-{arm.attention}-{arm.layers}-{seed}".replace(" ", "_")
+
+
+def row_of(settings: Settings, folder: Path, item: tuple[Arm, int]) -> dict[str, Any]:
+    """Row of one run."""
+    arm, seed = item
+    return trained(arm, seed, settings, reference_of(arm.system, settings, folder), folder / name_of(arm, seed))
 
 
 def trained(arm: Arm, seed: int, settings: Settings, known: Reference, folder: Path) -> dict[str, Any]:

@@ -4,90 +4,66 @@ Read next: ../exporting.py (models for the probe), ../../docs/interventions.md.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from gradlogz import intervene, probe
 from gradlogz.probing.inside.loading import load
 
+from .. import text_settings
 from ..exporting import export, load_checkpoint
 from ..intervals import Interval, student
 from ..needed import experiment as needed
-from ..run_folders import environment
-from ..tasks import TextTask
-from ..text import TokenisedText, corpus
-from ..training import TrainSettings, train
-from ..transformer import ModelSettings, Transformer
+from ..text import TokenisedText
+from ..text_settings import TextSettings
+from ..training import train
+from ..transformer import Transformer
+from ..workers import Workers
 
 LESS_AFFINE, MOST, NATS = -0.05, 0.5, -0.01
 DOCUMENT = 4  # contexts of held-out text in a document
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(TextSettings):
     """Size of the experiment; checkpoints: steps that are measured, None for all; tokens: of a measurement."""
 
-    model: ModelSettings
-    training: TrainSettings
-    batch_size: int
-    megabytes: float
-    seeds: int
     checkpoints: tuple[int, ...] | None
     tokens: int
-    first_seed: int = 0
 
 
-REDUCED = Settings(
-    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
-    training=TrainSettings(steps=300, learning_rate=3e-3, warm_up=30, record_every=100, save_every=100),
-    batch_size=16,
-    megabytes=2,
-    seeds=3,
-    checkpoints=(0, 64, 300),
-    tokens=2048,
-)
+REDUCED = Settings(**vars(text_settings.REDUCED) | {"seeds": 3}, checkpoints=(0, 64, 300), tokens=2048)
 EXTENDED = Settings(  # the free models of needed
-    model=needed.EXTENDED.model,
-    training=needed.EXTENDED.training,
-    batch_size=needed.EXTENDED.batch_size,
-    megabytes=needed.EXTENDED.megabytes,
-    seeds=needed.EXTENDED.seeds,
+    **{field.name: getattr(needed.EXTENDED, field.name) for field in fields(TextSettings)},
     checkpoints=(0, 64, 256, 1024, 2000),
     tokens=4096,
-    first_seed=needed.EXTENDED.first_seed,
 )
-FULL = Settings(
-    model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
-    training=TrainSettings(
-        steps=20_000, learning_rate=1e-3, warm_up=500, record_every=250, save_every=1000, bfloat16=True, compiled=True
-    ),
-    batch_size=64,
-    megabytes=50,
-    seeds=5,
-    checkpoints=None,
-    tokens=20_000,
-)
+FULL = Settings(**vars(text_settings.FULL), checkpoints=None, tokens=20_000)
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train and measure all models; return their rows and the decisions. Finished runs are read."""
-    text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
+    settings.text(folder)  # written once, before the workers read it
+    items = {f"seed-{seed}": seed for seed in settings.every_seed}
+    rows = list(chain.from_iterable(workers.rows(partial(rows_of, settings, folder), items, settings, folder)))
+    return settings.results(decisions(rows), rows)
+
+
+def rows_of(settings: Settings, folder: Path, seed: int) -> list[dict[str, Any]]:
+    """Rows of the checkpoints of one run."""
+    text, model = settings.text(folder), Transformer(settings.model, seed=seed)
+    run_folder = train(model, settings.task(text), settings.training, seed=seed, folder=folder / f"seed-{seed}")
     rows = []
-    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
-        task = TextTask(text.train, text.held_out, settings.model.context, settings.batch_size)
-        model = Transformer(settings.model, seed=seed)
-        run_folder = train(model, task, settings.training, seed=seed, folder=folder / f"seed-{seed}")
-        for step, place in run_folder.checkpoints().items():
-            if settings.checkpoints is None or step in settings.checkpoints:
-                network = load_checkpoint(place, settings.model)
-                exported = run_folder.path / "exported" / f"step-{step}"
-                rows.append({"seed": seed, "step": step, **measured(network, text, settings.tokens, exported)})
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {"answer": decisions(rows), "settings": asdict(settings), "environment": environment(device), "models": rows}
+    for step, place in run_folder.checkpoints().items():
+        if settings.checkpoints is None or step in settings.checkpoints:
+            network = load_checkpoint(place, settings.model)
+            exported = run_folder.path / "exported" / f"step-{step}"
+            rows.append({"seed": seed, "step": step, **measured(network, text, settings.tokens, exported)})
+    return rows
 
 
 def measured(network: Transformer, text: TokenisedText, tokens: int, folder: Path) -> dict[str, Any]:
@@ -133,7 +109,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     trends = [value[s, last]["trend"] for s in seeds]
     unknown = {"verdict": "not judged"}  # too few depths for a trend
     return {
-        "status": "final" if len(seeds) >= 5 else "preliminary: fewer than 5 seeds",
+        "status": text_settings.status(seeds),
         "H1 less affine": _below(change, LESS_AFFINE),
         "H2 mostly affine": _below(share, MOST, reverse=True),
         "H3 closed form of heads": _below(closed, NATS),

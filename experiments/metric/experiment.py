@@ -3,9 +3,10 @@
 Read next: estimation.py (task and heads), alignment.py (statistics).
 """
 
-import json
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..intervals import Interval, student
 from ..run_folders import environment
+from ..workers import Workers
 from .alignment import cosine, positive_cosine, rotation_null, traceless
 from .estimation import FAMILIES, HEADS, Distributions, Family, HeadKind, Heads, Prompts, risk
 
@@ -44,26 +46,27 @@ FULL = Settings(seeds={8: 5, 32: 2}, distributions=10, steps=1000)
 REDUCED = Settings(seeds={8: 2}, distributions=5, steps=800)
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train every head in every family and dimension; return the rows and the decisions.
 
     A cell (family, head, dimension) that is in the folder is read, so that a killed run continues.
     """
-    cells = []
-    for d in settings.seeds:
-        for family in FAMILIES:
-            for head in HEADS:
-                path = folder / f"{family}-{head.replace(', ', '-').replace(' ', '_')}-{d}.json"
-                if not path.exists():
-                    cell = trained_cell(family, head, d, settings)
-                    path.write_text(json.dumps(cell) + "\n")
-                cells.append(json.loads(path.read_text()))
+    items = {
+        f"{family}-{head.replace(', ', '-').replace(' ', '_')}-{d}": (family, head, d)
+        for d, family, head in product(settings.seeds, FAMILIES, HEADS)
+    }
+    cells = workers.rows(partial(cell_of, settings), items, settings, folder)
     return {
         "answer": decisions(cells),
         "settings": asdict(settings),
         "environment": environment(torch.device("cpu")),
         "cells": [summary(cell) for cell in cells],
     }
+
+
+def cell_of(settings: Settings, item: tuple[Family, HeadKind, int]) -> dict[str, Any]:
+    """Values of the runs of one cell."""
+    return trained_cell(*item, settings)
 
 
 def trained_cell(family: Family, head: HeadKind, d: int, settings: Settings) -> dict[str, Any]:

@@ -4,19 +4,22 @@ Read next: ../parts.py (`fix_maps`), ../text.py (the text), ../intervals.py.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import text_settings
 from ..exporting import load_checkpoint
 from ..intervals import Interval, student
-from ..run_folders import environment
 from ..tasks import TextTask, generator_of
-from ..text import TokenisedText, corpus
-from ..training import TrainSettings, train
-from ..transformer import ModelSettings, Transformer
+from ..text import TokenisedText
+from ..text_settings import TextSettings, without_decay
+from ..training import train
+from ..transformer import Transformer
+from ..workers import Workers
 
 COST, FAIRLY_WELL, CONTROL = 0.1, 0.5, 0.05
 MOVED, DRAWS = 0.3, 5  # size of random moves relative to the norm of a matrix, and their number
@@ -31,73 +34,41 @@ ARMS: dict[str, dict[str, Any]] = {
 GROUPS = {"qk": ("in_proj_weight",), "vo": ("in_proj_weight", "out_proj.weight"), "feed-forward": ("feed_forward.",)}
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(TextSettings):
     """Size of the experiment."""
 
-    model: ModelSettings
-    training: TrainSettings
-    batch_size: int
-    megabytes: float
-    seeds: int
-    first_seed: int = 0
     arms: tuple[str, ...] = tuple(ARMS)
 
 
-REDUCED = Settings(
-    model=ModelSettings(vocabulary=512, context=64, width=32, heads=4, layers=2, hidden=128),
-    training=TrainSettings(
-        steps=300, learning_rate=3e-3, weight_decay=0.0, warm_up=30, record_every=100, save_every=100
-    ),
-    batch_size=16,
-    megabytes=2,
-    seeds=3,
-)
-EXTENDED = replace(
-    REDUCED,
-    training=replace(REDUCED.training, steps=2000, warm_up=100, record_every=250, save_every=1000),
-    megabytes=8,
-    seeds=5,
-    first_seed=3,
-)
-FULL = Settings(
-    model=ModelSettings(vocabulary=8192, context=256, width=384, heads=6, layers=6, hidden=1536),
-    training=TrainSettings(
-        steps=20_000,
-        learning_rate=1e-3,
-        weight_decay=0.0,
-        warm_up=500,
-        record_every=250,
-        save_every=1000,
-        bfloat16=True,
-        compiled=True,
-    ),
-    batch_size=64,
-    megabytes=50,
-    seeds=5,
-)
+# Weights that are held do not decay.
+REDUCED = Settings(**without_decay(text_settings.REDUCED) | {"seeds": 3})
+EXTENDED = Settings(**without_decay(text_settings.EXTENDED) | {"first_seed": 3})
+FULL = Settings(**without_decay(text_settings.FULL))
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train all arms; return their losses and the decisions. Finished runs are read."""
-    text = corpus(folder / "text", megabytes=settings.megabytes, vocabulary=settings.model.vocabulary)
-    rows = []
-    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
-        for arm in settings.arms:
-            rows.append(trained(arm, seed, settings, text, folder / f"{arm}-{seed}".replace(" ", "_")))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        "answer": decisions(rows),
-        "settings": asdict(settings),
-        "environment": environment(device),
-        "models": rows,
-    }
+    settings.text(folder)  # written once, before the workers read it
+    items = {name_of(arm, seed): (arm, seed) for seed in settings.every_seed for arm in settings.arms}
+    rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
+    return settings.results(decisions(rows), rows)
+
+
+def name_of(arm: str, seed: int) -> str:
+    """Name of a run."""
+    return f"{arm}-{seed}".replace(" ", "_")
+
+
+def row_of(settings: Settings, folder: Path, item: tuple[str, int]) -> dict[str, Any]:
+    """Row of one run."""
+    return trained(*item, settings, settings.text(folder), folder / name_of(*item))
 
 
 def trained(arm: str, seed: int, settings: Settings, text: TokenisedText, folder: Path) -> dict[str, Any]:
     """Held-out loss of an arm; for the free model its sensitivities, too."""
     model = replace(settings.model, **ARMS[arm])
-    task = TextTask(text.train, text.held_out, model.context, settings.batch_size)
+    task = settings.task(text)
     run_folder = train(Transformer(model, seed=seed), task, settings.training, seed=seed, folder=folder)
     row: dict[str, Any] = {"arm": arm, "seed": seed, "held-out loss": run_folder.curves[-1]["held_out_loss"]}
     if arm == "free":
@@ -142,7 +113,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide which parts are needed."""
     seeds = sorted({row["seed"] for row in rows})
     loss = {(row["arm"], row["seed"]): row["held-out loss"] for row in rows}
-    answer: dict[str, Any] = {"status": "final" if len(seeds) >= 5 else "preliminary: fewer than 5 seeds"}
+    answer: dict[str, Any] = {"status": text_settings.status(seeds)}
     gap = student([loss["no attention", s] - loss["free", s] for s in seeds])
     answer["control: cost of no attention"] = {"passed": gap.low > CONTROL, "nats": gap._asdict()}
     if not gap.low > CONTROL:

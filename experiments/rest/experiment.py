@@ -5,6 +5,7 @@ Read next: layers.py (the models), ../../src/gradlogz/dynamics/verdict.py (how t
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ..intervals import Interval, student
 from ..run_folders import environment
 from ..tasks import generator_of
 from ..training import TrainSettings, train
+from ..workers import Workers
 from .layers import ARMS, CENTRES, ArmName, CentreTask, RestingModel, RestSettings, Sets, drawn, oracle
 
 STEPS, RANDOM_STARTS = 300, 3
@@ -39,15 +41,22 @@ FULL = Settings(seeds=5, steps=400, sets=32)
 REDUCED = Settings(seeds=2, steps=60, sets=8)
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train all layers; return what they are at rest, and the decisions. Finished runs are read."""
-    rows = [trained(arm, seed, settings, folder / f"{arm}-{seed}") for arm in ARMS for seed in range(settings.seeds)]
+    items = {f"{arm}-{seed}": (arm, seed) for arm in ARMS for seed in range(settings.seeds)}
+    rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
     return {
         "answer": decisions(rows),
         "settings": asdict(settings),
         "environment": environment(torch.device("cpu")),
         "layers": rows,
     }
+
+
+def row_of(settings: Settings, folder: Path, item: tuple[ArmName, int]) -> dict[str, Any]:
+    """Row of one run."""
+    arm, seed = item
+    return trained(arm, seed, settings, folder / f"{arm}-{seed}")
 
 
 def trained(arm: ArmName, seed: int, settings: Settings, folder: Path) -> dict[str, Any]:

@@ -5,26 +5,32 @@ Read next: ensembles.py (runs trained together), ../tasks.py (modular addition),
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import product
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
+from ..ensembles import Ensemble, Member, Observe, train_together
 from ..intervals import Interval, mean_of, student
-from ..run_folders import environment
-from ..tasks import ModularAddition
+from ..parts import Activation
+from ..run_folders import RunFolder, environment
+from ..tasks import Batch, ModularAddition
 from ..training import TrainSettings, train
 from ..transformer import ModelSettings, Transformer
-from .ensembles import Ensemble, Member, stacked, train_together
+from ..workers import Workers
+from .ensembles import PairEnsemble
 
 ONSET, MEMORISED = 0.9, 0.99
 TIME, PROMINENCE = 1.0, 0.25  # smallest effects of interest, log2
 DRAWS = 10_000  # of the permutation test
+PUBLISHED_ONSET = (9400, 14000)  # steps in which the test loss falls [nanda23]
+PUBLISHED_MEMORY = 1400  # step at which memorisation ends [nanda23]
 
 
 class Kind(NamedTuple):
@@ -35,16 +41,28 @@ class Kind(NamedTuple):
     generalises: bool
 
 
-KINDS = {
-    "generalising": Kind(1.0, 0.6, True),
-    "no decay": Kind(0.0, 0.6, False),
-    "few pairs": Kind(1.0, 0.25, False),
-}
+def kinds_of(share: float, few: float) -> dict[str, Kind]:
+    """The three kinds of runs; the last two are nulls."""
+    return {
+        "generalising": Kind(1.0, share, True),
+        "no decay": Kind(0.0, share, False),
+        "few pairs": Kind(1.0, few, False),
+    }
+
+
+KINDS = kinds_of(0.6, 0.25)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the experiment."""
+    """Size of the experiment.
+
+    Attributes:
+        null_seeds: number of seeds of the two null kinds, the first ones; None for all.
+        published: initial weights are those of the code of [nanda23].
+        together: runs with one prime and one share of the pairs are trained together.
+        tf32: a GPU rounds the factors of matrix products to 11 bits, which is several times as fast.
+    """
 
     primes: tuple[int, ...]
     seeds: int
@@ -53,14 +71,29 @@ class Settings:
     record_every: int = 20
     width: int = 32
     together: bool = False
+    shares: tuple[float, float] = (0.6, 0.25)
+    learning_rate: float = 0.003
+    null_seeds: int | None = None
+    activation: Activation = "gelu"
+    published: bool = False
+    tf32: bool = False
 
     @property
-    def every_seed(self) -> range:
+    def kinds(self) -> dict[str, Kind]:
+        """Kinds of runs."""
+        return kinds_of(*self.shares)
+
+    def seeds_of(self, kind: str) -> range:
         """Seeds of the runs of a kind."""
-        return range(self.first_seed, self.first_seed + self.seeds)
+        number = self.seeds if KINDS[kind].generalises or self.null_seeds is None else self.null_seeds
+        return range(self.first_seed, self.first_seed + number)
 
 
 FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=400, together=True)
+DELAYED = Settings(
+    primes=(113,), seeds=10, steps=20_000, first_seed=500, record_every=50, width=128, together=True,
+    shares=(0.3, 0.15), learning_rate=0.001, null_seeds=5, activation="relu", published=True, tf32=True,
+)  # fmt: skip
 EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300, together=True)
 REDUCED = Settings(primes=(59,), seeds=5, steps=800)
 
@@ -80,42 +113,94 @@ class Landmarks(NamedTuple):
         return None if self.onset is None else math.log2(max(self.onset, 1) / max(self.peak, 1))
 
 
-def run(settings: Settings, folder: Path) -> dict[str, Any]:
+def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train all runs; return landmarks and decisions. Finished runs are read."""
+    every = [(p, *name) for p in settings.primes for name in names_of(settings)]
+    if settings.together:
+        items = {f"prime-{p}": [item for item in every if item[0] == p] for p in settings.primes}
+    else:
+        items = {place(folder, *item).name: [item] for item in every}
+    rows = chain.from_iterable(workers.rows(partial(rows_of, settings, folder), items, settings, folder))
+    return results_of(settings, list(rows))
+
+
+def names_of(settings: Settings) -> list[tuple[str, int]]:
+    """Kinds and seeds of the runs with one prime."""
+    return [(kind, seed) for kind in settings.kinds for seed in settings.seeds_of(kind)]
+
+
+def rows_of(settings: Settings, folder: Path, items: list[tuple[int, str, int]]) -> list[dict[str, Any]]:
+    """Rows of some runs, of all with one prime if runs are trained together."""
+    if settings.together:
+        for share in settings.shares:
+            train_share(items[0][0], share, settings, folder)
     rows = []
+    for p, kind, seed in items:
+        curves = trained(p, kind, seed, settings, place(folder, p, kind, seed))
+        rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(curves)._asdict()})
+    return rows
+
+
+def judge(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Landmarks and decisions of the primes whose runs are all complete; nothing is trained."""
+    rows, complete = [], []
     for p in settings.primes:
-        if settings.together:
-            train_prime(p, settings, folder)
-        for kind, seed in product(KINDS, settings.every_seed):
-            curves = trained(p, kind, seed, settings, place(folder, p, kind, seed))
-            rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(curves)._asdict()})
+        names = names_of(settings)
+        runs = {name: RunFolder(place(folder, p, *name)) for name in names if place(folder, p, *name).exists()}
+        if len(runs) < len(names) or any(run.complete is None for run in runs.values()):
+            continue
+        complete.append(p)
+        for (kind, seed), run in runs.items():
+            rows.append({"p": p, "kind": kind, "seed": seed, **landmarks(run.curves)._asdict()})
+    return results_of(replace(settings, primes=tuple(complete)), rows)
+
+
+def results_of(settings: Settings, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Results as they are written."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        "answer": decisions(rows),
-        "settings": asdict(settings),
-        "environment": environment(device),
-        "runs": rows,
-    }
+    answer = decisions(rows)
+    if settings.published and rows:
+        answer["published onset"] = published_onset(rows)
+    return {"answer": answer, "settings": asdict(settings), "environment": environment(device), "runs": rows}
 
 
 def trained(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> list[dict[str, float]]:
     """Curves of one run."""
     each = member(p, kind, seed, settings, folder)
-    return train(each.model, each.task, each.training, seed=seed, folder=folder, observe=heat_of(each.task)).curves
+    task: Any = each.task
+    return train(each.model, task, each.training, seed=seed, folder=folder, observe=heat_of(task)).curves
 
 
 def member(p: int, kind: str, seed: int, settings: Settings, folder: Path) -> Member:
     """A model, its task and its training."""
     model = ModelSettings(
         vocabulary=p + 1, context=3, width=settings.width, heads=4, layers=1, hidden=4 * settings.width,
-        contraction="none", objective="masked", separate=True,
+        contraction="none", objective="masked", separate=True, activation=settings.activation,
     )  # fmt: skip
+    weight_decay, share, _ = settings.kinds[kind]
     training = TrainSettings(
-        steps=settings.steps, learning_rate=0.003, weight_decay=KINDS[kind].weight_decay, last_rate=1.0,
+        steps=settings.steps, learning_rate=settings.learning_rate, weight_decay=weight_decay, last_rate=1.0,
         clip=None, record_every=settings.record_every, save_every=500,
     )  # fmt: skip
-    task = ModularAddition(p, KINDS[kind].share, split_seed=seed)
-    return Member(Transformer(model, seed=seed), task, training, seed, folder)
+    network = Transformer(model, seed=seed)
+    if settings.published:
+        draw_as_published(network, seed)
+    return Member(network, ModularAddition(p, share, split_seed=seed), training, seed, folder)
+
+
+@torch.no_grad()
+def draw_as_published(model: Transformer, seed: int) -> None:
+    """Draw initial weights from the distributions of the code of [nanda23]: normal, and biases 0.
+
+    The standard deviation is 1 / sqrt(width), that of the unembedding 1 / sqrt(vocabulary).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            size = model.settings.vocabulary if name == "unembedding.weight" else model.settings.width
+            nn.init.normal_(parameter, std=size**-0.5, generator=generator)
 
 
 def place(folder: Path, p: int, kind: str, seed: int) -> Path:
@@ -138,30 +223,57 @@ def heat_of(task: ModularAddition) -> Callable[[Transformer], dict[str, float]]:
     return observe
 
 
-def train_prime(p: int, settings: Settings, folder: Path) -> None:
-    """Train all runs with one prime, those with equally many training pairs together."""
-    for share in sorted({kind.share for kind in KINDS.values()}):
-        kinds = [name for name, kind in KINDS.items() if kind.share == share]
-        members = [
-            member(p, kind, seed, settings, place(folder, p, kind, seed))
-            for kind, seed in product(kinds, settings.every_seed)
-        ]
-        train_together(members, observe_all(members))
+def train_share(
+    p: int, share: float, settings: Settings, folder: Path, seconds: float = math.inf, *, all_checkpoints: bool = True
+) -> bool:
+    """Train all runs with one prime and one share of the pairs together; return whether they are complete."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high" if settings.tf32 and device.type == "cuda" else "highest")
+    members = members_of(p, share, settings, folder)
+    batches, observe = batches_of(members, device), observe_all(members, device)
+    return train_together(
+        members, PairEnsemble, batches, observe, device, seconds=seconds, all_checkpoints=all_checkpoints
+    )
 
 
-def observe_all(members: list[Member]) -> Callable[[Ensemble], dict[str, Tensor]]:
+def members_of(p: int, share: float, settings: Settings, folder: Path) -> list[Member]:
+    """Runs with one prime and one share of the pairs."""
+    return [
+        member(p, kind, seed, settings, place(folder, p, kind, seed))
+        for kind, each in settings.kinds.items()
+        if each.share == share
+        for seed in settings.seeds_of(kind)
+    ]
+
+
+def batches_of(members: list[Member], device: torch.device) -> Batch:
+    """The training pairs of the members, [1, s, b, 3]."""
+    return Batch(*(part.unsqueeze(0) for part in stacked(members, "train", device)))
+
+
+def stacked(members: list[Member], part: str, device: torch.device) -> Batch:
+    """Pairs of the tasks of the members, [s, b, 3]."""
+    pairs = [getattr(each.task, part) for each in members]
+    return Batch(*(torch.stack(each).to(device) for each in zip(*pairs, strict=True)))
+
+
+def observe_all(members: list[Member], device: torch.device) -> Observe:
     """The evaluation of `ModularAddition` and the statistics of `heat_of`, for all models of an ensemble."""
-    train, test = (stacked(part) for part in zip(*((m.task.train, m.task.test) for m in members), strict=True))
+    parts = {name: stacked(members, name, device) for name in ("train", "test")}
 
     def observe(ensemble: Ensemble) -> dict[str, Tensor]:
-        row = {"test_loss": ensemble.losses(test)}
-        for name, batch in (("train", train), ("test", test)):
+        assert isinstance(ensemble, PairEnsemble)
+        row = {"test_loss": ensemble.losses(parts["test"])}
+        for name, batch in parts.items():
             right = ensemble.logits(batch.tokens).argmax(-1) == batch.targets[:, :, -1]
-            row[f"{name}_accuracy"] = right.float().mean(1)
-        logits = ensemble.attention_logits(ensemble.embed(torch.cat((train.tokens, test.tokens), 1)))
-        weights = logits.softmax(-1)
-        means = (weights * logits).sum(-1, keepdim=True)
-        heat, entropy = (weights * (logits - means) ** 2).sum(-1), -(weights * logits.log_softmax(-1)).sum(-1)
+            row[f"{name}_accuracy"] = right.double().mean(1)
+        logits = ensemble.attention_logits(ensemble.table())
+        p = ensemble.settings.vocabulary - 1
+        first, second = logits[:, :p, None].expand(-1, -1, p, -1), logits[:, None, p : 2 * p].expand(-1, p, -1, -1)
+        every = torch.stack((first, second, logits[:, -1:, None].expand_as(first)), -1)  # [s, p, p, h, 3]
+        weights = every.softmax(-1)
+        means = (weights * every).sum(-1, keepdim=True)
+        heat, entropy = (weights * (every - means) ** 2).sum(-1), -(weights * every.log_softmax(-1)).sum(-1)
         return row | {"heat": heat.flatten(1).mean(1), "entropy": entropy.flatten(1).mean(1)}
 
     return observe
@@ -199,7 +311,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not _enough(runs):
         return answer | {"verdict": "not judged"}
     lag = over_primes(runs, lambda row: math.log2(max(row["onset"], 1) / max(row["peak"], 1)))
-    answer["H1 peak before onset"] = {"verdict": _sign(lag), "lag (log2)": lag._asdict()}
+    answer["H1 peak before onset"] = {"verdict": _before(lag), "lag (log2)": lag._asdict()}
     for kind in ("no decay", "few pairs"):
         if _enough(by_kind[kind]):
             answer[f"H2 specific, against {kind}"] = specificity(runs, by_kind[kind])
@@ -259,16 +371,39 @@ def _standard_ranks(values: list[float]) -> torch.Tensor:
     return centred / centred.norm().clamp(min=1e-12)
 
 
-def _sign(interval: Interval) -> str:
-    if interval.low > 0:
+def published_onset(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare onsets of generalising runs with the published steps, by the 95 % prediction interval of one more run."""
+    runs = [row for row in rows if row["kind"] == "generalising"]
+    onsets = [math.log2(row["onset"]) for row in runs if row["onset"] is not None]
+    if len(onsets) < len(runs):
+        return {"verdict": "not judged", "runs that generalise": len(onsets)}
+    interval = student(onsets)
+    arm = (interval.high - interval.mean) * math.sqrt(1 + len(onsets))  # of one more run, not of the mean
+    low, middle, high = (2.0 ** (interval.mean + sign * arm) for sign in (-1, 0, 1))
+    overlaps = low <= PUBLISHED_ONSET[1] and high >= PUBLISHED_ONSET[0]
+    memorised = [row["memorised"] for row in runs]
+    in_time = all(step is not None and step <= PUBLISHED_MEMORY for step in memorised)
+    reproduced = overlaps and in_time and high <= 4 * low
+    return {
+        "verdict": "reproduced" if reproduced else "not reproduced",
+        "onset, geometric mean": middle,
+        "onset, prediction interval": [low, high],
+        "last step of memorisation": max(memorised) if None not in memorised else None,
+    }
+
+
+def _before(lag: Interval) -> str:
+    if lag.low > 0:
         return "supported"
-    return "refuted" if interval.high < 0 else "inconclusive"
+    if lag.high < 0:
+        return "refuted"
+    return "no lag of interest" if abs(lag.low) < TIME > abs(lag.high) else "inconclusive"
 
 
 def _verdict(answer: dict[str, Any]) -> str:
     first = answer["H1 peak before onset"]["verdict"]
     second = [answer[name]["verdict"] for name in answer if name.startswith("H2")]
-    if first == "refuted" or "not specific" in second:
+    if first in ("refuted", "no lag of interest") or "not specific" in second:
         return "no precursor"
     if first == "supported" and second and all(verdict == "supported" for verdict in second):
         return "precursor"

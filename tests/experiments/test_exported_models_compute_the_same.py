@@ -18,7 +18,7 @@ VARIANTS = [
     for placement in ("pre", "post")
     for objective in ("causal", "masked")
     for shared in (False, True)
-] + [replace(MODEL, separate=True)]
+] + [replace(MODEL, separate=True), *(replace(MODEL, activation="relu", placement=p) for p in ("pre", "post"))]
 
 
 def perturbed(settings):

@@ -13,6 +13,7 @@ from experiments.linearity import page as linearity
 from experiments.metric import page as metric
 from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
+from experiments.published import page as published
 from experiments.rest import page as rest
 from experiments.specific_heat import page as specific_heat
 
@@ -52,42 +53,30 @@ def test_no_head_prefers_the_attended_fisher_information():
 
 
 def test_the_page_of_specific_heat_is_that_of_its_results():
-    page = (ROOT / "docs" / "experiments" / "specific_heat.md").read_text()
-    results = json.loads((ROOT / "experiments" / "specific_heat" / "results.json").read_text())
-    assert read_table(ROOT / "docs" / "experiments" / "specific_heat.md", "heat") == specific_heat.table(results)
-    assert results["answer"]["verdict"] == "inconclusive"
-    rows = {
-        "H1 the peak precedes the onset": ("H1 peak before onset", ["lag (log2)"]),
-        "H2 the peak is specific, against no decay": (
-            "H2 specific, against no decay",
-            ["difference of log2 peak", "difference of prominence"],
-        ),
-        "H2 the peak is specific, against few pairs": (
-            "H2 specific, against few pairs",
-            ["difference of log2 peak", "difference of prominence"],
-        ),
-    }
-    for row, (name, quantities) in rows.items():
-        (line,) = re.findall(rf"^\| {re.escape(row)}.*$", page, re.MULTILINE)
-        assert results["answer"][name]["verdict"] in line
-        for quantity in quantities:
-            interval = results["answer"][name][quantity]
-            assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
-    (line,) = re.findall(r"^\| H3 .*$", page, re.MULTILINE)
-    third = results["answer"]["H3 peak predicts onset"]
-    assert third["verdict"] in line
-    assert f"rank correlation {third['rank correlation']:.2f}, p = {third['p-value']:.3f}" in line
+    page = ROOT / "docs" / "experiments" / "specific_heat.md"
+    for form, prefix in (("primes", ""), ("delayed", "delayed ")):
+        path = specific_heat.files_of(form)[0]
+        if path.exists():
+            results = json.loads(path.read_text())
+            assert read_table(page, f"{prefix}heat") == specific_heat.summary(results)
+            assert read_table(page, f"{prefix}decided") == specific_heat.decided(results)
 
 
-def test_the_curves_of_the_figure_have_the_peaks_of_the_results():
-    results = json.loads((ROOT / "experiments" / "specific_heat" / "results.json").read_text())
-    curves = json.loads((ROOT / "experiments" / "specific_heat" / "curves.json").read_text())
-    assert len(curves) == len(results["runs"])
-    by_name = {(run["kind"], run["p"], run["seed"]): run for run in curves}
-    for run in results["runs"]:
-        drawn = by_name[run["kind"], run["p"], run["seed"]]
-        onset = next((s for s, a in zip(drawn["step"], drawn["test_accuracy"], strict=True) if a >= 0.9), None)
-        assert onset == run["onset"]
+@pytest.mark.parametrize("form", ["primes", "delayed"])
+def test_the_curves_of_the_figure_have_the_onsets_of_the_results(form):
+    results, curves = specific_heat.files_of(form)
+    if not results.exists():
+        pytest.skip("this form has not been run")
+    drawn = {(run["kind"], run["p"], run["seed"]): run for run in json.loads(curves.read_text())}
+    runs = json.loads(results.read_text())["runs"]
+    assert len(drawn) == len(runs)
+    for run in runs:
+        curve = drawn[run["kind"], run["p"], run["seed"]]
+        high = [step for step, a in zip(curve["step"], curve["test_accuracy"], strict=True) if a >= 0.9]
+        below = [step for step in curve["step"] if run["onset"] is not None and step < run["onset"]]
+        assert (run["onset"] is None) == (not high)
+        if high:  # curves are thinned
+            assert below[-1] < run["onset"] <= high[0]
 
 
 def test_a_table_is_replaced_and_nothing_else(tmp_path):
@@ -105,6 +94,8 @@ def results_of(name):
 @pytest.mark.parametrize(
     ("name", "table", "make"),
     [
+        ("published", "compared", published.compared),
+        ("published", "networks", published.networks),
         ("rest", "measured", rest.measured),
         ("rest", "decided", rest.decided),
         ("linearity", "linearity", linearity.table),
@@ -120,6 +111,12 @@ def results_of(name):
 )
 def test_tables_are_those_of_the_results(name, table, make):
     assert read_table(ROOT / "docs" / "experiments" / f"{name}.md", table) == make(results_of(name))
+
+
+@pytest.mark.parametrize(("name", "make"), [("measured", ascent.measured), ("decided", ascent.decided)])
+def test_tables_of_equal_compute_are_those_of_the_results(name, make):
+    results = json.loads((ROOT / "experiments" / "ascent" / "compute.json").read_text())
+    assert read_table(ROOT / "docs" / "experiments" / "ascent.md", f"{name}, equal compute") == make(results)
 
 
 def test_the_decisions_of_linearity_are_those_of_the_results():

@@ -8,7 +8,16 @@ import torch
 from scipy import stats
 
 from experiments.specific_heat import experiment
-from experiments.specific_heat.experiment import REDUCED, decisions, heat_of, landmarks, rank_correlation
+from experiments.specific_heat.experiment import (
+    DELAYED,
+    REDUCED,
+    decisions,
+    heat_of,
+    landmarks,
+    member,
+    published_onset,
+    rank_correlation,
+)
 from experiments.tasks import ModularAddition
 from experiments.transformer import ModelSettings, Transformer
 
@@ -62,6 +71,55 @@ def test_a_peak_that_runs_without_generalisation_share_is_none():
 def test_a_peak_after_the_onset_is_none():
     assert decided(800, 200)["H1 peak before onset"]["verdict"] == "refuted"
     assert decided(800, 200)["verdict"] == "no precursor"
+
+
+def test_a_peak_within_a_factor_of_two_of_the_onset_is_none():
+    rows = [row("generalising", seed, 380 + 20 * seed, 420) for seed in range(5)]
+    answer = decisions(rows)
+    assert (
+        answer["H1 peak before onset"]["lag (log2)"]["low"] < 0 < answer["H1 peak before onset"]["lag (log2)"]["high"]
+    )
+    assert answer["H1 peak before onset"]["verdict"] == "no lag of interest"
+    assert answer["verdict"] == "no precursor"
+
+
+def onsets(*steps, memorised=500):
+    return [{"kind": "generalising", "onset": step, "memorised": memorised} for step in steps]
+
+
+def test_published_onsets_are_compared_by_the_interval_of_one_more_run():
+    steps = [8000, 9000, 9500, 10000, 11000]
+    compared = published_onset(onsets(*steps))
+    assert compared["verdict"] == "reproduced"
+    logarithms = torch.tensor(steps, dtype=torch.float64).log2()
+    arm = stats.t.ppf(0.975, 4) * float(logarithms.std()) * math.sqrt(1 + 1 / 5)
+    expected = [2 ** (float(logarithms.mean()) + sign * arm) for sign in (-1, 1)]
+    assert compared["onset, prediction interval"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        (onsets(2000, 2100, 2200, 2000, 2100), "not reproduced"),  # too early
+        (onsets(2000, 9000, 20000, 4000, 15000), "not reproduced"),  # nothing is excluded
+        (onsets(9000, 9500, 10000, 9100, 9900, memorised=3000), "not reproduced"),  # memorised too late
+        (onsets(9000, 9500, 10000, 9100, 9900, memorised=None), "not reproduced"),
+        (onsets(9000, 9500, 10000, 9100, None), "not judged"),
+    ],
+)
+def test_published_onsets_may_fail_to_be_reproduced(rows, verdict):
+    assert published_onset(rows)["verdict"] == verdict
+
+
+def test_initial_weights_are_those_of_the_published_code(tmp_path):
+    model = member(113, "generalising", 500, DELAYED, tmp_path).model
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not bool(parameter.any())
+        else:
+            expected = (114 if name == "unembedding.weight" else 128) ** -0.5
+            assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.15)
+    assert isinstance(model.blocks[0].feed_forward[1], torch.nn.ReLU)
 
 
 def test_runs_that_are_not_as_their_kind_expects_are_left_out():

@@ -1,0 +1,1 @@
+"""Do networks of this package have published numbers? Plan: plan.md."""
