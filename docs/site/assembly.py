@@ -7,12 +7,14 @@
     llms.txt                   a list of all pages, each with its first sentence
 
 A link to a file of the repository becomes the name of the file, because the site does not contain it. Formulas are
-written as on GitHub, in ```math blocks and as $`x`$, and become MathML, which browsers render without a script.
+written as on GitHub, in ```math blocks and as $`x`$, and become MathML, which browsers render without a script. A
+product <x, y> is text on GitHub and is kept as text here.
 """
 
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from html import escape
 from os.path import normpath, relpath
 from pathlib import Path
@@ -27,9 +29,16 @@ LINK = re.compile(r"(!?)\[([^][]*(?:\[[^]]*\][^][]*)*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LONG = 24  # characters of a name in a table
+PROSE = 60  # characters of a cell that is read as a sentence
+MARKUP = re.compile(r"<[^>]*>|(?<=\])\([^)]*\)")  # tags, and the addresses of links
 TABLE_ROW = re.compile(r"^ *\|.*$", re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")
-CODE_TAG = re.compile(r"(?<=>)[^<>]+(?=</code>)")
+ANY_CODE = re.compile(r"(^ *```.*?^ *```$|(?<!`)`[^`]+`(?!`))", re.DOTALL | re.MULTILINE)
+CODE_TAG = re.compile(r"<code([^>]*)>([^<>]+)(?=</code>)")
+TAG = re.compile(r"""</?[A-Za-z][\w-]*(\s+[A-Za-z_][\w:-]*(\s*=\s*("[^"]*"|'[^']*'))?)*\s*/?>""")  # as in CommonMark
+OPENING = re.compile(r"<(?=[A-Za-z/])")
+SIZES = re.compile(r"\d( [x±] [\d.]+)+|\(\d+(, \d+)+\)")  # 8 x 64, 0.9 ± 0.1, (1, 8, 64)
+COLUMNS = re.compile(r"(?<!\\)\|")
 INLINE_MATH = re.compile(r"\$`([^`\n]+)`\$")
 
 
@@ -67,8 +76,20 @@ def page_of(source: Path) -> str:
 
 def typeset(text: str) -> str:
     """Replace formulas by MathML."""
+    text = outside_code(text, with_products)
     text = MATH.sub(lambda match: f"<div>{convert(match[1].strip(), display='block')}</div>", text)
     return INLINE_MATH.sub(lambda match: convert(match[1]), text)
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Apply a function to the text between blocks of code and between code in backticks."""
+    pieces = ANY_CODE.split(text)  # every second piece is code
+    return "".join(piece if i % 2 else change(piece) for i, piece in enumerate(pieces))
+
+
+def with_products(text: str) -> str:
+    """Write `<` of a product <x, y> as an entity: Python-Markdown takes it for a tag, and browsers hide it."""
+    return OPENING.sub(lambda match: "<" if TAG.match(text, match.start()) else "&lt;", text)
 
 
 def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tuple[str, list[str]]:
@@ -97,14 +118,31 @@ def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tup
 
 
 def with_breaks(text: str) -> str:
-    """Let names of more than LONG characters in a table break after a slash, a dot or an underscore, others nowhere."""
+    """Say where the cells of tables may break, since browsers on a phone break wherever they can.
 
-    def marked(code: re.Match) -> str:
-        return re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", code[0]) if len(code[0]) > LONG else code[0]
+    Names of more than LONG characters break after a slash, a dot or an underscore, other words and sizes between words.
+    Cells of more than PROSE characters get a class, for which the style sheet has a least width.
+    """
+
+    def code(match: re.Match) -> str:
+        attributes, name = match.groups()
+        if len(name) > LONG:
+            name = re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", name)
+        elif " " not in name:
+            attributes += ' class="name"'
+        return f"<code{attributes}>{name}"
+
+    def cell(words: str) -> str:
+        words = outside_code(
+            words, lambda text: SIZES.sub(lambda size: size[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+        )
+        words = CODE.sub(lambda match: f"<code>{escape(match[1], quote=False)}</code>", words)
+        words = CODE_TAG.sub(code, words)
+        is_long = len(MARKUP.sub("", words)) > PROSE
+        return f' <span class="prose">{words.strip()}</span> ' if is_long else words
 
     def row(line: re.Match) -> str:
-        code = CODE.sub(lambda match: f"<code>{escape(match[1], quote=False)}</code>", line[0])
-        return CODE_TAG.sub(marked, code)
+        return "|".join(cell(words) for words in COLUMNS.split(line[0]))
 
     pieces = FENCED.split(text)
     return "".join(piece if i % 2 else TABLE_ROW.sub(row, piece) for i, piece in enumerate(pieces))
@@ -152,14 +190,17 @@ def llms(target: Path) -> str:
     for title, page in navigation():
         if (target / page).exists():
             sentence = first_sentence((target / page).read_text(encoding="utf-8"))
-            lines.append(f"- [{title}]({page.removesuffix('.md')}.html): {sentence}")
+            address = page.replace("README.md", "index.md").removesuffix(".md")  # as Zensical names it
+            lines.append(f"- [{title}]({address}.html): {sentence}")
     return "\n".join(lines) + "\n"
 
 
 def first_sentence(text: str) -> str:
-    """First sentence of the first paragraph of prose."""
+    """First sentence of the first paragraph of prose, without a label in bold."""
     for paragraph in text.split("\n\n"):
-        if re.match(r"\s*[A-Z`*]", paragraph) and not paragraph.startswith("```"):
-            prose = re.sub(r"</?code[^>]*>|[*`]|\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+        if re.match(r"\s*[A-Z`*\[<]", paragraph) and not paragraph.startswith(("```", "<!--", "<figure")):
+            prose = re.sub(r"^\*\*[^*]*\.\*\* ", "", " ".join(paragraph.split()))
+            prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose)
+            prose = re.sub(r"</?code[^>]*>|[*`]", "", prose).replace("&lt;", "<")
             return re.split(r"(?<=[.])\s", prose)[0]
     return "Generated from the docstrings."

@@ -1,7 +1,7 @@
 """Open every page of the site in Chromium, at the widths of a desktop and of a phone, and return what is wrong.
 
 A fault is a message on the console, an exception, a request to another host, a page that is wider than the window, a
-formula that is cut, or a name in a table that is broken within.
+formula that is cut, a name in a table that is broken within, or a tag that no browser knows.
 """
 
 import functools
@@ -18,6 +18,10 @@ FORMULAS_CUT = """[...document.querySelectorAll("math[display=block]")]
 NAMES_BROKEN = """[...document.querySelectorAll("td code")]
     .filter(e => /^[\\w.]+$/.test(e.textContent) && !e.querySelector("wbr") && e.getClientRects().length > 1)
     .map(e => "name in a table is broken: " + e.textContent)"""
+# <x, y> in a formula that was read as a tag: the browser hides it, or makes a link of all that follows <a, b>.
+TAGS_UNKNOWN = """[...document.querySelectorAll("body *")]
+    .filter(e => e instanceof HTMLUnknownElement || (e.localName === "a" && !e.matches("[href], [id], [name]")))
+    .map(e => "unknown tag: " + e.outerHTML.slice(0, 80))"""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -76,7 +80,7 @@ def _faults_of(tab, host: str, page: str) -> list[str]:
         tab.on(event, listener)
     tab.goto(f"{host}/{page}", wait_until="load")
     wide, window = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-    complaints += tab.evaluate(FORMULAS_CUT) + tab.evaluate(NAMES_BROKEN)
+    complaints += [fault for check in (FORMULAS_CUT, NAMES_BROKEN, TAGS_UNKNOWN) for fault in tab.evaluate(check)]
     for event, listener in listeners.items():
         tab.remove_listener(event, listener)
     return complaints + ([f"{wide} pixels wide in a window of {window}"] if wide > window else [])

@@ -41,6 +41,9 @@ def faults(site: Path) -> list[str]:
     loads = re.compile(r"(?:url\(|@import\s+)[\"']?https?://[^\"')]+")
     for path in styles:
         lines += [f"{path.relative_to(site)}: {match}" for match in loads.findall(path.read_text(encoding="utf-8"))]
+    for path in site.glob("llms.txt"):
+        addresses = re.findall(r"^- \[.*?\]\((.*?)\)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        lines += [f"llms.txt: no file {address}" for address in addresses if not (site / address).exists()]
     return lines
 
 

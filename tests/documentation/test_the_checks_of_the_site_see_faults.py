@@ -61,6 +61,8 @@ def test_a_style_sheet_of_another_host(site, monkeypatch):
         (f"<table><td>{NARROW}<code>two words</code></table>", {}),
         (f"<table><td>{NARROW}<code>one<wbr>_name</code></table>", {}),
         (f"<table><td>{NARROW}<code>one_name</code></table>", {"desktop": "one_name", "phone": "one_name"}),
+        ("<p>the product <x, y></p>", {"desktop": "<x,", "phone": "<x,"}),
+        ("<p>the product <a, b></p>", {"desktop": "<a,", "phone": "<a,"}),
     ],
 )
 def test_pages_in_a_browser(body, faults, site, monkeypatch):
@@ -73,6 +75,57 @@ def test_pages_in_a_browser(body, faults, site, monkeypatch):
     for line, (name, words) in zip(lines, faults.items(), strict=True):
         assert line.startswith(f"page.html ({name}): ")
         assert words in line
+
+
+def test_the_list_of_pages_for_language_models(site, monkeypatch):
+    (site / "llms.txt").write_text("- [here](other.html): <x, y> (in brackets).\n- [there](none.html): x.\n")
+    assert module("link_check", monkeypatch).faults(site) == ["llms.txt: no file none.html"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# Title\n\n[The `probe`](probe.md) tests. It ends.", "The probe tests."),
+        ("# Title\n\n**Question and answer.** Does it\nlearn? No. Never.", "Does it learn? No."),
+        ("# Title\n\n```python\nx\n```\n\n- item\n\n`f` returns &lt;x, y>. Then.", "f returns <x, y>."),
+        ("# Title\n\n::: gradlogz.module", "Generated from the docstrings."),
+    ],
+)
+def test_the_first_sentence_of_a_page(text, sentence, monkeypatch):
+    assert module("assembly", monkeypatch).first_sentence(text) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        ("<x, y> and <a x - b, c> >= 0", "&lt;x, y> and &lt;a x - b, c> >= 0"),
+        ("`<x, y>` is code", "`<x, y>` is code"),
+        ("```\n<x, y>\n```\n", "```\n<x, y>\n```\n"),
+        (
+            '<figure class="wide"><img src="a.svg" alt="a"></figure>',
+            '<figure class="wide"><img src="a.svg" alt="a"></figure>',
+        ),
+        ("a <b> c", "a <b> c"),
+    ],
+)
+def test_a_product_in_the_text_is_no_tag(text, page, monkeypatch):
+    assert module("assembly", monkeypatch).typeset(text) == page
+
+
+@pytest.mark.parametrize(
+    ("cell", "page"),
+    [
+        ("(1, 8, 64) in 8 x 64", "(1,\xa08,\xa064) in 8\xa0x\xa064"),
+        ("0.98 ± 0.01 [0.97, 0.99]", "0.98\xa0±\xa00.01 [0.97, 0.99]"),
+        ("`--out` `f(8 x 64)`", '<code class="name">--out</code> <code>f(8 x 64)</code>'),
+        ("a `norm \\| of x` b", "a `norm \\| of x` b"),
+        ("`" + "part/" * 5 + "a`", "<code>" + "part/<wbr>" * 5 + "a</code>"),
+        ("word " * 13, '<span class="prose">' + " ".join(["word"] * 13) + "</span>"),
+        ("[word](" + "long/" * 20 + ")", "[word](" + "long/" * 20 + ")"),
+    ],
+)
+def test_cells_of_tables_break_between_words(cell, page, monkeypatch):
+    assert module("assembly", monkeypatch).with_breaks(f"| {cell} | end |") == f"| {page} | end |"
 
 
 def test_a_machine_without_a_browser_is_a_fault(site, monkeypatch):

@@ -20,9 +20,9 @@ class Row(NamedTuple):
     id: str
     place: str
     statement: str
+    verify: str
     code: str
     tests: str
-    verify: str
 
 
 def rows():
