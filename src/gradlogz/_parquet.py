@@ -38,7 +38,7 @@ def read_parquet(path: Path) -> "polars.DataFrame":
 
     size = path.stat().st_size
     most = max(FEW_CELLS, CELLS_OF_A_BYTE * size)
-    words = [sys.executable, "-c", TRIAL, os.fspath(path.absolute()), str(most)]
+    words = [sys.executable, "-P", "-c", TRIAL, os.fspath(path.absolute()), str(most)]
     trial = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     if trial.returncode != 0:
         raise UnreadableTableError("is not a valid parquet file")

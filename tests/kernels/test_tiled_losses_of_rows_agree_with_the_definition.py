@@ -88,16 +88,16 @@ def test_only_what_is_wanted_is_computed():
 
 # One form of each loss without, and one with everything that the loss may have.
 FORMS = [
-    tiled_rows.Form(ONE, "own number", False, False, False, False, False),
-    tiled_rows.Form(ONE, "index", True, False, True, True, True),
-    tiled_rows.Form(ONE, "index", False, True, True, False, False),
-    tiled_rows.Form(MEAN, "own number", True, False, False, True, False),
-    tiled_rows.Form(MEAN, "index", False, False, True, True, False),
-    tiled_rows.Form(MASS, "none", False, False, True, True, False),
-    tiled_rows.Form(SIGMOIDS, "own number", False, False, False, False, False),
-    tiled_rows.Form(SIGMOIDS, "index", False, False, True, True, False),
-    tiled_rows.Form(CLIP, "own number", False, False, False, False, False),
-    tiled_rows.Form(CLIP, "own number", False, False, True, True, True),
+    tiled_rows.LossForm(ONE, "own number", False, False, False, False, False),
+    tiled_rows.LossForm(ONE, "index", True, False, True, True, True),
+    tiled_rows.LossForm(ONE, "index", False, True, True, False, False),
+    tiled_rows.LossForm(MEAN, "own number", True, False, False, True, False),
+    tiled_rows.LossForm(MEAN, "index", False, False, True, True, False),
+    tiled_rows.LossForm(MASS, "none", False, False, True, True, False),
+    tiled_rows.LossForm(SIGMOIDS, "own number", False, False, False, False, False),
+    tiled_rows.LossForm(SIGMOIDS, "index", False, False, True, True, False),
+    tiled_rows.LossForm(CLIP, "own number", False, False, False, False, False),
+    tiled_rows.LossForm(CLIP, "own number", False, False, True, True, True),
 ]
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..._typing import Bool, Float, Tensor
 from ..result import Attention, by_heads
 from .first_keys import SinkWeights
-from .hidden_keys import VisibleKeys
+from .hidden_keys import KeyVisibility
 from .monitor_rows import Extremes, Heads
 
 # Sums and ends of the rows, and of the keys, as HeadSums has them.
@@ -28,8 +28,8 @@ class AttentionCall(Protocol):
 
     def statistics(self) -> Attention: ...
     def sight(self) -> tuple[Any, ...] | None: ...
-    def visible_keys(self) -> VisibleKeys: ...
-    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights: ...
+    def visible_keys(self) -> KeyVisibility: ...
+    def sink_weights(self, log_normalizer: Tensor, keys: KeyVisibility) -> SinkWeights: ...
     def norms(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None: ...
     def every_row_sees_a_key(self) -> bool: ...
     def tables_by_a_kernel(self, result: Attention) -> Tables | None: ...
@@ -117,9 +117,9 @@ class SharedSights:
     """The keys that rows see, computed once for all calls of a pass with the same masks, segments and band."""
 
     def __init__(self) -> None:
-        self._keys: dict[Any, VisibleKeys] = {}
+        self._keys: dict[Any, KeyVisibility] = {}
 
-    def keys_visible_to(self, call: AttentionCall) -> VisibleKeys:
+    def keys_visible_to(self, call: AttentionCall) -> KeyVisibility:
         """Return the keys that the rows of a call see."""
         sight = call.sight()
         if sight is None:

@@ -50,7 +50,7 @@ def padded(visible: Bool[Tensor, "b #m n"]) -> Bool[Tensor, "b n"]:
     return ~keys & unbroken.all(-1, keepdim=True)
 
 
-class VisibleKeys(NamedTuple):
+class KeyVisibility(NamedTuple):
     """Keys that the rows of a call see: the same in all layers with the same masks, segments and band."""
 
     visible: Bool[Tensor, "b #m n"] | None  # by masks; None without a mask
@@ -60,7 +60,7 @@ class VisibleKeys(NamedTuple):
     uniform: Float[Tensor, "#b 1 m"] | None  # weight on the first key if all weights of a row were equal
 
     @classmethod
-    def of(cls, visible: Tensor | None, position: Tensor | None, uniform: Tensor | None) -> "VisibleKeys":
+    def of(cls, visible: Tensor | None, position: Tensor | None, uniform: Tensor | None) -> "KeyVisibility":
         """Return the keys with what follows from the visible ones."""
         if visible is None:
             return cls(None, None, None, position, uniform)

@@ -30,7 +30,7 @@ from .first_keys import (
     uniform_weight_of_a_band,
     weight_on_key,
 )
-from .hidden_keys import VisibleKeys, hidden, visible_by_logits, visible_by_masks
+from .hidden_keys import KeyVisibility, hidden, visible_by_logits, visible_by_masks
 
 # Name of the attention implementation of transformers that calls `attend`.
 NAME = "gradlogz"
@@ -109,7 +109,7 @@ class Call(NamedTuple):
         sizes = q.ndim, len(q), len(k), q.shape[-2], k.shape[-2]
         return *(None if t is None else _Memory(t) for t in tensors), band, sizes, q.device
 
-    def visible_keys(self) -> VisibleKeys:
+    def visible_keys(self) -> KeyVisibility:
         """Keys that the rows see, by masks, segments and band: without queries, keys and values."""
         segments, (m, n) = self.options.get("segments"), (self.query.shape[-2], self.key.shape[-2])
         band = masks.band(bool(self.options.get("is_causal")), self.options.get("window"))
@@ -124,9 +124,9 @@ class Call(NamedTuple):
             uniform = uniform_weight_of_a_band((m, n), band, self.query.device)
         else:
             uniform = uniform_weight((m, n), band, packed, position, visible, self.query.device)
-        return VisibleKeys.of(visible, position, uniform)
+        return KeyVisibility.of(visible, position, uniform)
 
-    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights:
+    def sink_weights(self, log_normalizer: Tensor, keys: KeyVisibility) -> SinkWeights:
         """Weights of every row on the first visible key of its sequence or document, and on the learned sink."""
         q, k, G = self.query.detach(), self.key.detach(), log_normalizer.detach()
         if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:  # as `attend` does
@@ -210,13 +210,13 @@ class Logits(NamedTuple):
     def sight(self) -> None:
         """Return None: masks are part of the logits, which no other layer has."""
 
-    def visible_keys(self) -> VisibleKeys:
+    def visible_keys(self) -> KeyVisibility:
         """Keys that the rows see, by their logits."""
         visible, s = visible_by_logits(self.logits), self.logits
         uniform = uniform_weight((s.shape[2], s.shape[3]), (None, None), None, None, visible, s.device)
-        return VisibleKeys.of(visible, _first(visible), uniform)
+        return KeyVisibility.of(visible, _first(visible), uniform)
 
-    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights:
+    def sink_weights(self, log_normalizer: Tensor, keys: KeyVisibility) -> SinkWeights:
         """Weights of every row on the first visible key of its sequence."""
         s, G = self.logits.detach(), log_normalizer
         assert keys.position is not None

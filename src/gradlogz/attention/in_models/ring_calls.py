@@ -17,7 +17,7 @@ from ..result import Attention, by_heads
 from ..ring import around, ring_attend
 from ..ring_parts import Layout
 from .first_keys import SinkWeights, learned_weight
-from .hidden_keys import VisibleKeys, visible_by_masks
+from .hidden_keys import KeyVisibility, visible_by_masks
 
 
 class RingCall(NamedTuple):
@@ -50,9 +50,9 @@ class RingCall(NamedTuple):
     def sight(self) -> None:
         """Return None: keys of other processes are found anew for every layer."""
 
-    def visible_keys(self) -> VisibleKeys:
+    def visible_keys(self) -> KeyVisibility:
         """Local keys that a mask does not hide; the first key of a row may be another process's."""
-        return VisibleKeys.of(visible_by_masks((self.options.get("attn_mask"),), self.query, self.key), None, None)
+        return KeyVisibility.of(visible_by_masks((self.options.get("attn_mask"),), self.query, self.key), None, None)
 
     def tables_by_a_kernel(self, _result: Attention) -> None:
         """Return None: other processes have keys of these rows."""
@@ -62,7 +62,7 @@ class RingCall(NamedTuple):
         q, k, v = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=dtype) for t in self[:3])
         return q, k, v
 
-    def sink_weights(self, log_normalizer: Tensor, keys: VisibleKeys) -> SinkWeights:
+    def sink_weights(self, log_normalizer: Tensor, keys: KeyVisibility) -> SinkWeights:
         """Weights of every row on the first visible key of its sequence or document, and on the learned sink."""
         options, G = self.options, by_heads(log_normalizer.detach())
         first = self._first_keys(keys.visible)

@@ -57,7 +57,7 @@ TILINGS = {
 }
 
 
-class Form(NamedTuple):
+class LossForm(NamedTuple):
     """The properties of a problem that select code in the kernels; each form is compared with torch at first use."""
 
     kind: int
@@ -80,7 +80,7 @@ class _Kernels(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _kernels(form: Form, edge: bool, tiling: Tiling, _: Any) -> _Kernels:
+def _kernels(form: LossForm, edge: bool, tiling: Tiling, _: Any) -> _Kernels:
     """Kernels for one kind of call; the last argument is all else that a launch remembers."""
     kind, chosen, without_own_number, decoupled, *_rest = form
     BM, BN, BK, warps, stages, registers = tiling
@@ -101,7 +101,7 @@ def _tiles_of(rows: int, columns: int, tensor: Tensor) -> Any:
     return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
-def form_of(problem: Problem, biased: bool) -> Form:
+def form_of(problem: Problem, biased: bool) -> LossForm:
     """Form of a problem."""
     kind, several = problem.kind, problem.kind in (MEAN, MASS)
     if (problem.itself if several else problem.positive) is not None:
@@ -109,7 +109,7 @@ def form_of(problem: Problem, biased: bool) -> Form:
     else:
         chosen = "none" if several and not problem.without_own_number else "own number"
     labelled, masked = problem.labels[0] is not None, problem.mask is not None
-    return Form(kind, chosen, problem.without_own_number, problem.decoupled, biased, labelled, masked)
+    return LossForm(kind, chosen, problem.without_own_number, problem.decoupled, biased, labelled, masked)
 
 
 def serves(problem: Problem, biased: bool, device: torch.device) -> bool:
@@ -203,7 +203,7 @@ def sum_and_gradients(
     return total, [_cut(dq, d), _cut(dk, d), dbias]
 
 
-def is_right(form: Form, device: torch.device) -> bool:
+def is_right(form: LossForm, device: torch.device) -> bool:
     """Compare the kernels of a form with torch on two small problems, at its first use on a GPU.
 
     Compilers have made wrong code of such kernels (../attention/canary.py). Kernels that are wrong, or that this GPU or
@@ -213,7 +213,7 @@ def is_right(form: Form, device: torch.device) -> bool:
 
 
 @cache
-def _checked(form: Form, device: torch.device) -> bool:
+def _checked(form: LossForm, device: torch.device) -> bool:
     try:  # whole tiles in one block of rows, and ragged tiles in several
         errors = [(error, name) for m in (256, 300) for name, error in errors_of(form, device, m).items()]
         error, name = max((math.inf if math.isnan(error) else error, name) for error, name in errors)
@@ -226,7 +226,7 @@ def _checked(form: Form, device: torch.device) -> bool:
     return not problem
 
 
-def errors_of(form: Form, device: torch.device, m: int) -> dict[str, float]:
+def errors_of(form: LossForm, device: torch.device, m: int) -> dict[str, float]:
     """Errors of loss and gradients of a small problem, relative to the largest entry of each in float64."""
     generator = torch.Generator("cpu").manual_seed(form.kind)
     d = 64
@@ -249,7 +249,7 @@ def errors_of(form: Form, device: torch.device, m: int) -> dict[str, float]:
     }
 
 
-def _example(form: Form, m: int, device: torch.device) -> RowLoss:
+def _example(form: LossForm, m: int, device: torch.device) -> RowLoss:
     """A loss of the form, of m rows and keys."""
     generator = torch.Generator("cpu").manual_seed(form.kind + 10)
     classes = torch.arange(m, device=device) % 20
