@@ -86,6 +86,38 @@ def test_packed_documents_may_have_more_tiles_than_there_are_multiprocessors(siz
     agree_with_float64((4, 16, 4, 768, 768, size, size), torch.bfloat16, BANDS[band] | {"segments": segments})
 
 
+@pytest.fixture
+def hopper_for_packed_keys(monkeypatch):
+    """Function that sets the number of packed keys up to which the Hopper kernel is used."""
+
+    def use(keys):
+        monkeypatch.setattr(dispatch, "PACKED_KEYS_OF_HOPPER", keys)
+        dispatch._gpu_kernel.cache_clear()
+
+    yield use
+    dispatch._gpu_kernel.cache_clear()
+
+
+@pytest.mark.skipif(not HOPPER, reason="a kernel for Hopper GPUs")
+@pytest.mark.parametrize("lengths", [(512,) * 8, (300, 700, 512, 130, 1000, 454, 900, 100)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("band", ["full", "causal"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_long_packed_documents_are_the_same_in_both_kernels(size, band, lengths, hopper_for_packed_keys):
+    """The calls of "packed" in benchmarks/attention_gpu.py, with which its kernels for segments are compiled."""
+    inputs = [t.requires_grad_() for t in drawn((4, 16, 16, 4096, 4096, size, size), torch.bfloat16)]
+    options = BANDS[band] | {"segments": documents(*lengths).unsqueeze(0)}
+    results = []
+    for keys in (0, 4096):
+        hopper_for_packed_keys(keys)
+        found = attend(*inputs, **options)
+        of_rows = found.output, found.log_normalizer, found.entropy
+        grads = torch.autograd.grad(of_rows, inputs, [torch.ones_like(t) for t in of_rows])
+        results.append((*found[:6], *grads))
+    for i, (one, other) in enumerate(zip(*results, strict=True)):
+        rough = 1e-5 if 0 < i < 6 else 3e-2  # statistics are float32
+        torch.testing.assert_close(one, other, rtol=0, atol=rough * (1 + float(other.abs().max())))
+
+
 def agree_with_float64(shape, dtype, options):
     inputs = [t.requires_grad_() for t in drawn(shape, dtype, per_token=shape[4] % 2 == 1)]
     exact = [t.detach().double().requires_grad_() for t in inputs]
