@@ -103,19 +103,30 @@ def hopper_for_packed_keys(monkeypatch):
 @pytest.mark.parametrize("band", ["full", "causal"])
 @pytest.mark.parametrize("size", [64, 128])
 def test_long_packed_documents_are_the_same_in_both_kernels(size, band, lengths, hopper_for_packed_keys):
-    """The calls of "packed" in benchmarks/attention_gpu.py, with which its kernels for segments are compiled."""
-    inputs = [t.requires_grad_() for t in drawn((4, 16, 16, 4096, 4096, size, size), torch.bfloat16)]
+    """And in a batch. These calls, of "packed" in benchmarks/attention_gpu.py, compile nearly all of its kernels."""
+    inputs = drawn((4, 16, 16, 4096, 4096, size, size), torch.bfloat16)
     options = BANDS[band] | {"segments": documents(*lengths).unsqueeze(0)}
     results = []
     for keys in (0, 4096):
         hopper_for_packed_keys(keys)
-        found = attend(*inputs, **options)
-        of_rows = found.output, found.log_normalizer, found.entropy
-        grads = torch.autograd.grad(of_rows, inputs, [torch.ones_like(t) for t in of_rows])
-        results.append((*found[:6], *grads))
-    for i, (one, other) in enumerate(zip(*results, strict=True)):
-        rough = 1e-5 if 0 < i < 6 else 3e-2  # statistics are float32
-        torch.testing.assert_close(one, other, rtol=0, atol=rough * (1 + float(other.abs().max())))
+        results.append(with_gradients(inputs, options))
+    if len(set(lengths)) == 1:
+        in_batch = [t.unflatten(2, (8, 512)).transpose(1, 2).flatten(0, 1).contiguous() for t in inputs]
+        found = with_gradients(in_batch, BANDS[band])
+        results.append([t.unflatten(0, (4, 8)).transpose(1, 2).flatten(2, 3) for t in found])
+    for other in results[1:]:
+        for i, (one, another) in enumerate(zip(results[0], other, strict=True)):
+            rough = 1e-5 if 0 < i < 6 else 3e-2  # statistics are float32
+            torch.testing.assert_close(one, another, rtol=0, atol=rough * (1 + float(one.abs().max())))
+
+
+def with_gradients(inputs, options):
+    """Output, statistics, and the gradients of output, log normaliser and entropy."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    found = attend(*leaves, **options)
+    of_rows = found.output, found.log_normalizer, found.entropy
+    grads = torch.autograd.grad([t.float().square().sum() for t in of_rows], leaves)
+    return [t.detach() for t in (*found[:6], *grads)]
 
 
 def agree_with_float64(shape, dtype, options):
