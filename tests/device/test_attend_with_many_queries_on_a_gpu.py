@@ -116,7 +116,7 @@ def test_long_packed_documents_are_the_same_in_both_kernels(size, band, lengths,
         results.append([t.unflatten(0, (4, 8)).transpose(1, 2).flatten(2, 3) for t in found])
     for other in results[1:]:
         for i, (one, another) in enumerate(zip(results[0], other, strict=True)):
-            rough = 1e-5 if 0 < i < 6 else 3e-2  # statistics are float32
+            rough = 2e-5 if 0 < i < 6 else 3e-2  # statistics are float32, each within 1e-5 of float64
             torch.testing.assert_close(one, another, rtol=0, atol=rough * (1 + float(one.abs().max())))
 
 

@@ -130,7 +130,7 @@ class CompiledPasses:
         if not torch.is_grad_enabled():
             return
         if not self._by_operator:
-            self._calls = []
+            self._calls, self._sights = [], {}
             self._run_eager(args, kwargs)
         if self._by_operator is not False and self._calls and all(call.sizes is not None for call in self._calls):
             self._reading = _Reading(self._calls)
