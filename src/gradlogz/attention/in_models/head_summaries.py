@@ -61,9 +61,10 @@ class HeadSums:
         else:
             selected = selected.expand(values.shape[1:])
             count = selected.sum((0, 2), dtype=torch.float64)
-            least = values.masked_fill(~selected, torch.inf).amin(rows)
-            greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
-            values = values.masked_fill(~selected, 0.0)
+            left_out = ~selected
+            least = values.masked_fill(left_out, torch.inf).amin(rows)
+            greatest = values.masked_fill(left_out, -torch.inf).amax(rows)
+            values = values.masked_fill(left_out, 0.0)
         total = values.sum(rows, dtype=torch.float64)
         square = torch.linalg.vector_norm(values, dim=rows, dtype=torch.float64).square()
         return cls(torch.cat((count.unsqueeze(0), total, square)), torch.cat((least, -greatest)).double())
