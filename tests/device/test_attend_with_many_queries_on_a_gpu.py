@@ -86,6 +86,49 @@ def test_packed_documents_may_have_more_tiles_than_there_are_multiprocessors(siz
     agree_with_float64((4, 16, 4, 768, 768, size, size), torch.bfloat16, BANDS[band] | {"segments": segments})
 
 
+@pytest.fixture
+def hopper_for_packed_keys(monkeypatch):
+    """Function that sets the number of packed keys up to which the Hopper kernel is used."""
+
+    def use(keys):
+        monkeypatch.setattr(dispatch, "PACKED_KEYS_OF_HOPPER", keys)
+        dispatch._gpu_kernel.cache_clear()
+
+    yield use
+    dispatch._gpu_kernel.cache_clear()
+
+
+@pytest.mark.skipif(not HOPPER, reason="a kernel for Hopper GPUs")
+@pytest.mark.parametrize("lengths", [(512,) * 8, (300, 700, 512, 130, 1000, 454, 900, 100)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("band", ["full", "causal"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_long_packed_documents_are_the_same_in_both_kernels(size, band, lengths, hopper_for_packed_keys):
+    """And in a batch. These calls, of "packed" in benchmarks/attention_gpu.py, compile nearly all of its kernels."""
+    inputs = drawn((4, 16, 16, 4096, 4096, size, size), torch.bfloat16)
+    options = BANDS[band] | {"segments": documents(*lengths).unsqueeze(0)}
+    results = []
+    for keys in (0, 4096):
+        hopper_for_packed_keys(keys)
+        results.append(with_gradients(inputs, options))
+    if len(set(lengths)) == 1:
+        in_batch = [t.unflatten(2, (8, 512)).transpose(1, 2).flatten(0, 1).contiguous() for t in inputs]
+        found = with_gradients(in_batch, BANDS[band])
+        results.append([t.unflatten(0, (4, 8)).transpose(1, 2).flatten(2, 3) for t in found])
+    for other in results[1:]:
+        for i, (one, another) in enumerate(zip(results[0], other, strict=True)):
+            rough = 2e-5 if 0 < i < 6 else 3e-2  # statistics are float32, each within 1e-5 of float64
+            torch.testing.assert_close(one, another, rtol=0, atol=rough * (1 + float(one.abs().max())))
+
+
+def with_gradients(inputs, options):
+    """Output, statistics, and the gradients of output, log normaliser and entropy."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    found = attend(*leaves, **options)
+    of_rows = found.output, found.log_normalizer, found.entropy
+    grads = torch.autograd.grad([t.float().square().sum() for t in of_rows], leaves)
+    return [t.detach() for t in (*found[:6], *grads)]
+
+
 def agree_with_float64(shape, dtype, options):
     inputs = [t.requires_grad_() for t in drawn(shape, dtype, per_token=shape[4] % 2 == 1)]
     exact = [t.detach().double().requires_grad_() for t in inputs]

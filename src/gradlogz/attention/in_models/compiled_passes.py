@@ -17,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -129,7 +130,7 @@ class CompiledPasses:
         if not torch.is_grad_enabled():
             return
         if not self._by_operator:
-            self._calls = []
+            self._calls, self._sights = [], {}
             self._run_eager(args, kwargs)
         if self._by_operator is not False and self._calls and all(call.sizes is not None for call in self._calls):
             self._reading = _Reading(self._calls)
@@ -174,8 +175,7 @@ class _Reading:
     def __init__(self, calls: list[EagerCall]) -> None:
         self.sums: dict[str, LayerSums] = {}
         self._sizes: dict[str, Sizes] = {}
-        # A graph may write another mask to the memory of one: layers share what they share in the eager pass.
-        self._sights: dict[int, SharedSights] = defaultdict(SharedSights)
+        self._sights = SharedSights()
         self._calls, self._failed = calls, False
         self._waiting: dict[tuple[int, ...], list[EagerCall]] = defaultdict(list)
         for call in calls:
@@ -225,7 +225,9 @@ class _Reading:
 
     def _add(self, eager: EagerCall, call: Call, result: Attention | None) -> None:
         with torch.no_grad():
-            sums = sums_of(call, crosses=eager.crosses, result=result, sights=self._sights[eager.sight])
+            # A graph may write another mask to the memory of one: layers share what they share in the eager pass.
+            shared = partial(self._sights.keys_visible_to, group=eager.sight)
+            sums = sums_of(call, crosses=eager.crosses, result=result, keys_visible_to=shared)
             self.sums[eager.name] = self._kept[eager.name].filled(sums) if self._kept else sums
         self._sizes[eager.name] = call.query.shape, call.key.shape, call.value.shape
 

@@ -6,6 +6,7 @@ of the model, without waiting for it, until a row is made.
 Read next: monitor_rows.py (the statistics), monitoring.py (which collects them).
 """
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +18,9 @@ from ..result import Attention, by_heads
 from .first_keys import SinkWeights
 from .hidden_keys import KeyVisibility
 from .monitor_rows import Extremes, Heads
+
+# Masks of a pass that are remembered: those of full and sliding layers in turn, and of a decoder's cross-attention.
+KEPT_SIGHTS = 4
 
 # Sums and ends of the rows, and of the keys, as HeadSums has them.
 Tables = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -57,9 +61,10 @@ class HeadSums:
         else:
             selected = selected.expand(values.shape[1:])
             count = selected.sum((0, 2), dtype=torch.float64)
-            least = values.masked_fill(~selected, torch.inf).amin(rows)
-            greatest = values.masked_fill(~selected, -torch.inf).amax(rows)
-            values = values.masked_fill(~selected, 0.0)
+            left_out = ~selected
+            least = values.masked_fill(left_out, torch.inf).amin(rows)
+            greatest = values.masked_fill(left_out, -torch.inf).amax(rows)
+            values = values.masked_fill(left_out, 0.0)
         total = values.sum(rows, dtype=torch.float64)
         square = torch.linalg.vector_norm(values, dim=rows, dtype=torch.float64).square()
         return cls(torch.cat((count.unsqueeze(0), total, square)), torch.cat((least, -greatest)).double())
@@ -114,19 +119,24 @@ class LayerSums(NamedTuple):
 
 
 class SharedSights:
-    """The keys that rows see, computed once for all calls of a pass with the same masks, segments and band."""
+    """The keys that rows see, computed once for calls of a pass with the same masks, segments and band.
+
+    Only the last KEPT_SIGHTS are kept: a layer with its own mask must not keep it until the pass ends.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[Any, KeyVisibility] = {}
 
-    def keys_visible_to(self, call: AttentionCall) -> KeyVisibility:
-        """Return the keys that the rows of a call see."""
+    def keys_visible_to(self, call: AttentionCall, *, group: int = 0) -> KeyVisibility:
+        """Return the keys that the rows of a call see; calls of different groups share nothing."""
         sight = call.sight()
         if sight is None:
             return call.visible_keys()
-        if sight not in self._keys:
-            self._keys[sight] = call.visible_keys()
-        return self._keys[sight]
+        keys = self._keys.pop((group, sight), None)
+        self._keys[group, sight] = keys = call.visible_keys() if keys is None else keys
+        if len(self._keys) > KEPT_SIGHTS:
+            del self._keys[next(iter(self._keys))]
+        return keys
 
 
 def sums_of(
@@ -134,19 +144,19 @@ def sums_of(
     *,
     crosses: bool = False,
     result: Attention | None = None,
-    sights: SharedSights | None = None,
+    keys_visible_to: Callable[[AttentionCall], KeyVisibility] | None = None,
 ) -> LayerSums:
     """Statistics of every head in one call, from its result if that shows them, else from its queries and keys.
 
     With `crosses` the keys are other tokens than the queries, so that the mask does not identify padded queries. No
-    loss depends on the rows of padding. `sights` are those of the pass.
+    loss depends on the rows of padding. `keys_visible_to` is that of the SharedSights of the pass.
     """
     if result is None:
         result = call.statistics()
     tables = call.tables_by_a_kernel(result)
     if tables is not None:
         return LayerSums(*(HeadSums(*each) for each in tables))
-    keys = (SharedSights() if sights is None else sights).keys_visible_to(call)
+    keys = call.visible_keys() if keys_visible_to is None else keys_visible_to(call)
     visible = keys.visible
     G = by_heads(result.log_normalizer)
     statistics = result.entropy, result.log_normalizer, result.logit_variance, result.max_logit

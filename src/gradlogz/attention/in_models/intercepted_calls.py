@@ -47,8 +47,9 @@ class _Memory:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        version = 0 if tensor.is_inference() else tensor._version
-        self._identity = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version
+        version = 0 if tensor.is_inference() else tensor._version  # inference tensors cannot be changed here
+        place = tensor.data_ptr() or id(tensor)  # a tensor made of others, as a DTensor, has no memory of its own
+        self._identity = place, tensor.shape, tensor.stride(), tensor.dtype, version
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Memory) and self._identity == other._identity
@@ -58,13 +59,18 @@ class _Memory:
 
 
 class Call(NamedTuple):
-    """Query, key and value [b, h, tokens, size], and the options for which `attend` computes the same attention."""
+    """Query, key and value [b, h, tokens, size], and the options for which `attend` computes the same attention.
+
+    `mask_sources` are the tensors of the model from which the masks among the options were made for this call alone;
+    None if the masks are the model's own.
+    """
 
     query: Float[Tensor, "b h m d"]
     key: Float[Tensor, "b hk n d"]
     value: Float[Tensor, "b hk n v"]
     options: dict[str, Any]
     requested: str = "none"
+    mask_sources: tuple[Tensor | None, ...] | None = None
 
     def attend(self, statistics: str = "scalar") -> Attention:
         """Compute this call by `attend`, with these statistics or those that the call requested, whichever are more."""
@@ -104,10 +110,12 @@ class Call(NamedTuple):
     def sight(self) -> tuple[Any, ...]:
         """Masks, segments, band and sizes, which layers may share; equal if what a row sees is equal."""
         options, q, k = self.options, self.query, self.key
-        tensors = [options.get(name) for name in ("attn_mask", "bias", "segments")]
+        sources = self.mask_sources
+        if sources is None:
+            sources = tuple(options.get(name) for name in ("attn_mask", "bias", "segments"))
         band = masks.band(bool(options.get("is_causal")), options.get("window"))
         sizes = q.ndim, len(q), len(k), q.shape[-2], k.shape[-2]
-        return *(None if t is None else _Memory(t) for t in tensors), band, sizes, q.device
+        return *(None if t is None else _Memory(t) for t in sources), band, sizes, q.device
 
     def visible_keys(self) -> KeyVisibility:
         """Keys that the rows see, by masks, segments and band: without queries, keys and values."""
@@ -263,6 +271,8 @@ def call_from_interface(
             problem = f"{type(module).__name__} selects keys by {name}=, which attend does not support"
             raise InputNotImplementedError("attend", name, problem, "Use another attention implementation.")
     flash = implementation is not None and "flash" in implementation
+    packing = (cu_seq_lens_q, position_ids) if flash else ()
+    mask_sources = (attention_mask, position_bias, indices, *packing)
     m, n = query.shape[2], key.shape[2]
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -289,7 +299,10 @@ def call_from_interface(
         attention_mask = _with_selected_keys(attention_mask, indices, key.shape[2])
     options["attn_mask"], options["bias"], options["sinks"] = attention_mask, position_bias, s_aux
     options["enable_gqa"] = query.shape[1] != key.shape[1]
-    return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
+    return Call(
+        query, key, value, {k: v for k, v in options.items() if v is not None},
+        mask_sources=mask_sources if all(t is None or isinstance(t, Tensor) for t in mask_sources) else None,
+    )  # fmt: skip
 
 
 def call_from_sdpa(
@@ -312,7 +325,8 @@ def call_from_sdpa(
     if alignment is not None:
         key, value, band = masks.causal(alignment, key, value, query.shape[-2])
         options |= band
-    return Call(query, key, value, {k: v for k, v in options.items() if v is not None})
+    mask_sources = (attn_mask,) if "attn_mask" in options else None
+    return Call(query, key, value, {k: v for k, v in options.items() if v is not None}, mask_sources=mask_sources)
 
 
 def call_from_attend(query: Tensor, key: Tensor, value: Tensor, *, statistics: str = "scalar", **options: Any) -> Call:

@@ -169,7 +169,9 @@ class Monitor(Receiver):
         if intercepted.by_attend and not isinstance(call, Logits) and call.shows_its_statistics():
             result = call.attend()
         with torch.no_grad():
-            sums = sums_of(call, crosses=intercepted.crosses, result=result, sights=self._sights)
+            sums = sums_of(
+                call, crosses=intercepted.crosses, result=result, keys_visible_to=self._sights.keys_visible_to
+            )
         self._record(name, sums)
         if self._passes is not None:
             self._passes.add_call(name, call, crosses=intercepted.crosses, by_attend=intercepted.by_attend, sums=sums)

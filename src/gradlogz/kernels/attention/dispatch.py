@@ -28,8 +28,9 @@ from .wide_values import Chunked
 WORTH_COMPILING = 1 << 10
 # Number of queries per key head up to which splitting the keys is faster than splitting the queries.
 FEW_QUERIES = 64
-# Keys of packed documents up to which hopper.py has been run on a GPU. Benchmarks with 4096 keys did not end in
-# their time, for a reason that is not known: more keys take gpu.py.
+# Keys of packed documents up to which hopper.py has been run on a GPU: more keys take gpu.py. Benchmarks with 4096 keys
+# were cut off, probably while their 54 kernels were compiled: no wait of the kernel is without its arrival
+# (tests/kernels/test_every_wait_of_the_hopper_kernel_has_its_arrival.py).
 PACKED_KEYS_OF_HOPPER = 1152
 
 

@@ -8,8 +8,9 @@
     consumer      | S_j = Q K_j^T    | max | exponentials and sums of S_j           | P_j = exponentials in 16 bits
     tensor cores  | S_j ------------ | O += P_{j-1} V_{j-1} --------------- |       | S_{j+1} ---
 
-    A ring of slots brings the tiles, from the last keys to the first. Each slot holds a tile of keys and the tile of
-    values before it, also across two tiles of queries t and t + 1, here of four tiles of keys each; 0: a tile of zeros.
+    A ring of slots brings the tiles, from the last keys to the first: K_0 are the last keys that the queries see. Each
+    slot holds a tile of keys and the tile of values before it, also across two tiles of queries t and t + 1, here of
+    four tiles of keys each; 0: a tile of zeros.
 
     t       [K_0, 0]  [K_1, V_0]  [K_2, V_1]  [K_3, V_2]
     t + 1   [K_0, V_3]  [K_1, V_0]  ...                      the last values of t are added here
@@ -29,6 +30,7 @@ which program computes which tiles of queries, so that all programs end at about
 
 The compiler (ptxas) undoes the overlap unless _hold prevents it. tests/kernels/test_the_hopper_kernel_overlaps.py
 compiles for this GPU on any machine and counts the overlapped instructions.
+test_every_wait_of_the_hopper_kernel_has_its_arrival.py runs this source with its barriers in plain Python.
 
 The kernel takes half-precision operands with head sizes up to 128, bands (causal, windows) in which every query sees a
 key, segments, and grouped heads; gpu.py computes the rest. Logits are in units of log 2.
@@ -149,7 +151,7 @@ def _rescale(o, factor):
 
 @gluon.jit
 def _sum_of_thread(t):
-    """Sums over the columns that a thread holds: [64, columns] -> [64, 4]."""
+    """Sums over the columns that each thread holds: [64, columns] -> [64, 4], since four threads share a row."""
     R: gl.constexpr = t.shape[0]
     C: gl.constexpr = t.shape[1]
     return gl.sum(t.reshape([R, C // 8, 4, 2]).permute(0, 2, 1, 3).reshape([R, 4, C // 4]), 2)
@@ -157,7 +159,7 @@ def _sum_of_thread(t):
 
 @gluon.jit
 def _pieces(s):
-    """Columns of a tile in pieces; nothing moves."""
+    """A tile as pieces of PIECE columns; every number stays in its thread."""
     if s.shape[1] == PIECE:
         return (gl.convert_layout(s, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16]), assert_trivial=True),)
     else:
@@ -167,6 +169,7 @@ def _pieces(s):
 
 @gluon.jit
 def _joined(pieces):
+    """The tile of some pieces; every number stays in its thread."""
     if len(pieces) == 1:
         return pieces[0]
     else:
@@ -177,7 +180,7 @@ def _joined(pieces):
 
 @gluon.jit
 def _masked(s, start, n, visible):
-    """Give hidden keys the product LOW."""
+    """Give hidden keys the product LOW, in a tile of the keys from `start` on; columns are counted from there."""
     position, left, right, row_segment, segments = visible
     last = gl.zeros_like(position) + (n - 1 - start)
     if right is not None:
@@ -240,11 +243,21 @@ def _exponentials(s, ref, unit, STATISTICS: gl.constexpr):
 
 
 # Tiles of queries and their keys --------------------------------------------------------------------------------------
+#
+#   plan       the table of _plan, the length of its rows, the numbers of heads in a batch and in all batches
+#   packing    segments and the step between their batches, spans (segment_spans.py) and the step between theirs;
+#              segments and spans are None without packed documents
+#   turn       number of tiles of queries that this program has begun before
+#   slot       number of slots of the ring that have been filled before
+#
+# A wait names the parity of a phase of a barrier, and ends when that phase has ended. When a place in shared memory is
+# loaded for the u-th time (u = 0, 1, ...), consumers wait for phase u of its `loaded`. Before that, the producer has
+# waited for phase u - 1 of its `released`; for u = 0 this wait ends at once.
 
 
 @gluon.jit
 def _place(tile, plan):
-    """First query, batch and head of a tile of queries in a plan."""
+    """First query, batch and head of a tile of queries with its number in a plan."""
     heads, all_heads = plan[2], plan[3]
     return tile // all_heads * ROWS, tile % all_heads // heads, tile % all_heads % heads
 
@@ -378,7 +391,7 @@ def _step(
             _hold(b_tile if STATISTICS else z_tile)
             o, p = warpgroup_mma_wait(0, deps=[o, p])
             mbarrier.arrive(released, count=1)
-            o = _rescale(o, gl.where(complete, 1.0, fade))
+            o = _rescale(o, gl.where(complete, 1.0, fade))  # a complete output has the reference of its own queries
     z = z + z_tile
     if STATISTICS:
         a = a + a_tile
@@ -450,6 +463,7 @@ def _consume(
         top, ref, z, a, b = least, least, no_sum, no_sum, no_sum
         for j in range(end - begin):
             first = (end - 1 - j) * KEYS
+            # The step before has waited for the tiles of this slot; this one waits for those of the next slot.
             slot += 1
             previous = i
             i = slot % SLOTS
@@ -461,6 +475,7 @@ def _consume(
             )  # fmt: skip
         mbarrier.arrive(q_released.index(q_slot), count=1)
         span = _segment_span(tile, plan, packing)  # of the next tile, read while the statistics are stored
+        # Of this tile of queries, whose output is stored in the first step of the next one.
         inverse = _store_statistics(top, ref, z, a, b, rows, (batch * heads + head) * m, row, m, STATISTICS)
         o_place = [batch, head, start, 0]
     o = warpgroup_mma(p, v_ring.index(i).reshape([KEYS, DV]), o)
