@@ -3,7 +3,7 @@
 import pytest
 
 import gradlogz as gz
-from support.distributed_ranks import REFUSED, batch, failing_rank
+from support.distributed_ranks import ALONE, REFUSED, batch, failing_rank
 from support.scales import close
 from support.spawned_ranks import spawned
 
@@ -21,6 +21,19 @@ def test_refused_arguments_of_one_process_are_raised_in_all(results, name, ring)
     for other in (errors[0], errors[2]):
         assert other.startswith("OtherProcessError")
         assert "rank 1" in other
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_errors_of_calls_that_are_no_losses_are_raised_in_all(results, name):
+    errors = [result[name][0].partition(":")[0] for result in results]
+    assert errors == ["OtherProcessError", "InputValueError", "OtherProcessError"]
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("name", ["ids", "log_weights"])
+def test_wrong_lengths_are_refused_where_those_of_all_have_the_right_sum(results, name, ring):
+    errors = [result[f"{name} {ring}"][0].partition(":")[0] for result in results]
+    assert errors == ["OtherProcessError", "InputValueError", "InputValueError"]
 
 
 def test_ring_info_nce_raises_in_all(results):
@@ -45,7 +58,7 @@ def test_a_ring_goes_on_when_a_block_fails(results, name, others):
 def test_processes_are_in_step_afterwards(results):
     a, b = batch()
     expected = gz.info_nce(a, b)
-    assert len(results[0]) == 2 * (len(REFUSED) + 1) + 5
+    assert len(results[0]) == 2 * (len(REFUSED) + 3) + len(ALONE) + 5
     for result in results:
         for _, values in result.values():
             for value in values:
