@@ -1,8 +1,10 @@
 """An error in one process of a contrastive loss leaves no other process waiting, and none out of step afterwards."""
 
 import pytest
+import torch
 
 import gradlogz as gz
+from gradlogz.contrastive import distributed
 from support.distributed_ranks import ALONE, REFUSED, batch, failing_rank
 from support.scales import close
 from support.spawned_ranks import spawned
@@ -53,6 +55,27 @@ def test_ring_info_nce_raises_in_all(results):
 def test_a_ring_goes_on_when_a_block_fails(results, name, others):
     errors = [result[name][0].partition(":")[0] for result in results]
     assert errors == [others, "OutOfMemoryError", others]
+
+
+@pytest.mark.parametrize(
+    ("backends", "tensors", "device"),
+    [
+        ("cpu:gloo,cuda:nccl", ["meta"], "cpu"),
+        ("cuda:nccl", ["cpu", "meta"], "meta"),  # the tensors of a failing call may be on several devices
+        ("cuda:nccl", ["cpu"], "cuda:3"),
+    ],
+)
+def test_processes_exchange_sizes_on_one_kind_of_device(backends, tensors, device, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: backends)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    arguments = "mean", None, *(torch.empty(1, device=t) for t in tensors)
+    assert distributed._device_of_sizes(None, arguments) == torch.device(device)
+
+
+def test_a_mean_over_no_anchors_is_zero(monkeypatch):
+    """Labels on a GPU are not read, so that all of them may be different."""
+    monkeypatch.setattr(distributed, "sizes_of_batches", lambda *_: [0, 0])
+    assert distributed.mean_over_processes(torch.zeros(()), 0, torch.device("cpu"), None) == 0
 
 
 def test_processes_are_in_step_afterwards(results):
