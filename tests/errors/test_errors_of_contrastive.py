@@ -332,7 +332,10 @@ ERRORS = [
     (ValueError, "linear_cross_entropy: labels", "words", lambda: head(a, b, y + 3)),
     (ValueError, "linear_cross_entropy: bias", "shape (4,)", lambda: head(a, b, y, bias=torch.zeros(3))),
     (ValueError, "linear_cross_entropy: softcap", "positive", lambda: head(a, b, y, softcap=0.0)),
-    (ValueError, "linear_cross_entropy: z_loss", "positive", lambda: head(a, b, y, z_loss=-1.0)),
+    (ValueError, "linear_cross_entropy: bias", "list", lambda: head(a, b, y, bias=[0.0] * 4)),
+    (ValueError, "linear_cross_entropy: softcap", "finite", lambda: head(a, b, y, softcap=torch.inf)),
+    (ValueError, "linear_cross_entropy: z_loss", "not negative", lambda: head(a, b, y, z_loss=-1.0)),
+    (ValueError, "linear_cross_entropy: z_loss", "finite", lambda: head(a, b, y, z_loss=torch.inf)),
     (ValueError, "linear_cross_entropy: label_smoothing", "most 1", lambda: head(a, b, y, label_smoothing=1.5)),
     (ValueError, "linear_cross_entropy: precision", "float16", lambda: head(a, b, y, precision=torch.float16)),
     (
@@ -341,7 +344,7 @@ ERRORS = [
         "float64",
         lambda: head(a.double(), b.double(), y, precision=torch.bfloat16),
     ),
-    (RuntimeError, "linear_cross_entropy: group", "divided", lambda: head(a, b, y, first_word=0)),
+    (ValueError, "linear_cross_entropy: first_word", "divided", lambda: head(a, b, y, first_word=0)),
     # nothing to compare
     (
         ValueError,

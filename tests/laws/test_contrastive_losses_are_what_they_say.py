@@ -293,6 +293,39 @@ def test_sampled_losses_are_their_definitions(shared, seed, T):
     close(gz.contrastive.ranking_nce(a, x, noise=noise, **options), torch.stack(ranked), scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_indices_and_labels_may_have_any_integer_dtype(dtype):
+    """uint8 indices are numbers, although torch takes them for masks."""
+    s = Source(0)
+    a, x, noise = s.normal(4, 3), s.normal(9, 3), s.log_simplex(9)
+    c, index = gz.contrastive, torch.tensor([8, 1, 1, 0])
+
+    def losses(dtype):
+        y, labels = index.to(dtype), torch.arange(9).to(dtype)
+        drawn = {"positive": y, "negatives": torch.tensor([2, 0, 7]).to(dtype)}
+        by_row = {"positive": y, "negatives": torch.arange(8).view(4, 2).to(dtype)}
+        family = gz.Likelihood(a, x, positive=y, log_weights=noise)
+        return torch.stack([
+            gz.info_nce(a, x, positive=y),
+            gz.info_nce(a, x, positive=y, decoupled=True, ids=(y, labels)),
+            gz.siglip(a, x, positive=y),
+            c.skip_gram(a, x, **drawn),
+            c.nce(a, x, noise=noise, **by_row),
+            c.ranking_nce(a, x, noise=noise, **drawn),
+            c.proxy_loss(a, x, y),
+            c.proxy_anchor_loss(a, x, y),
+            gz.supervised_contrastive(a, y.long(), candidates=x, candidate_labels=labels),
+            gz.supervised_contrastive(a, y),
+            c.nca(a, y),
+            c.linear_cross_entropy(a, x, y).loss,
+            family.log_density().sum(),
+            family.gradient().sum(),
+            c.retrieval_ranks(a, x, positive=y).double().sum(),
+        ])  # fmt: skip
+
+    assert torch.equal(losses(dtype), losses(torch.int64))
+
+
 def test_skip_gram_without_negatives_is_the_full_softmax():
     s = Source(1)
     center, contexts, positive = s.normal(4, 3), s.normal(9, 3), torch.tensor([8, 0, 0, 3])

@@ -46,6 +46,30 @@ LOSSES = {
 }
 
 
+COSINES = {
+    "info_nce": lambda a, b: gz.info_nce(a, b, normalize=True, temperature=0.1),
+    "vectors": lambda a, b: gz.info_nce(a, b.roll(1, 0), positive=b, normalize=True, temperature=0.1),
+    "clip": lambda a, b: gz.clip_loss(a, b, normalize=True, temperature=0.1),
+    "nt_xent": lambda a, b: gz.nt_xent(a, b, normalize=True, temperature=0.1),
+    "supervised": lambda a, b: gz.supervised_contrastive(
+        a, LABELS, candidates=b, candidate_labels=LABELS, normalize=True, temperature=0.1
+    ),
+    "siglip": lambda a, b: gz.siglip(a, b, normalize=True, temperature=0.1),
+    "triplet": lambda a, b: c.triplet_loss(a, b, b.roll(1, 0), normalize=True, margin=1.0),
+    "soft": lambda a, b: c.soft_info_nce(a, b, torch.eye(24).roll(3, 0), normalize=True, temperature=0.1),
+}
+# Losses in which the temperature enters more than once.
+AT_TEMPERATURE = {
+    "info_nce": lambda a, b, T: gz.info_nce(a, b, temperature=T, margin=0.3),
+    "nt_xent": lambda a, b, T: gz.nt_xent(a, b, temperature=T, margin=0.3),
+    "nt_xent in blocks": lambda a, b, T: gz.nt_xent(a, b, temperature=T, margin=0.3, decoupled=True),
+    "supervised": lambda a, b, T: gz.supervised_contrastive(a + b, LABELS, temperature=T),
+    "nca": lambda a, b, T: c.nca(a + b, LABELS, temperature=T),
+    "siglip": lambda a, b, T: gz.siglip(a, b, temperature=T),
+    "triplet": lambda a, b, T: c.triplet_loss(a, b, b.roll(1, 0), temperature=T, margin=0.3),
+}
+
+
 def batch(dtype=torch.float32, noise=1.0):
     g = torch.Generator().manual_seed(0)
     a = torch.randn(24, 16, generator=g)
@@ -85,6 +109,28 @@ def test_dtypes_are_promoted(name):
     expected = with_gradients(LOSSES[name], a.detach().float().requires_grad_(), b.detach().float().requires_grad_())
     assert torch.equal(value, expected[0])
     assert torch.equal(grad_a, expected[1].bfloat16())
+
+
+@pytest.mark.parametrize("name", ["info_nce", "vectors", "clip", "nt_xent", "supervised", "siglip", "triplet", "soft"])
+def test_cosines_of_mixed_dtypes_have_the_digits_of_the_widest(name):
+    a, b = (3 * t.detach() for t in batch())
+    narrow, wide = COSINES[name](a.double(), b), COSINES[name](a.double(), b.double())
+    assert narrow.dtype == torch.float64
+    torch.testing.assert_close(narrow, wide, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "nt_xent in blocks", "supervised", "nca", "siglip", "triplet"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_temperature_in_float32_leaves_float64_losses_their_digits(name, shape):
+    a, b = (t.detach().double().requires_grad_() for t in batch())
+    T = torch.full(shape, 0.1, requires_grad=True)
+    exact = T.detach().double().reshape(()).requires_grad_()
+    with by_blocks() if name.endswith("blocks") else contextlib.nullcontext():
+        found = AT_TEMPERATURE[name](a, b, T), AT_TEMPERATURE[name](a, b, exact)
+        slopes = [torch.autograd.grad(v, (a, t)) for v, t in zip(found, (T, exact), strict=True)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-13, atol=0)
+    torch.testing.assert_close(slopes[0][0], slopes[1][0], rtol=1e-11, atol=1e-15)
+    torch.testing.assert_close(slopes[0][1].double().reshape(()), slopes[1][1], rtol=1e-7, atol=0)
 
 
 def test_log_weights_may_be_half_precision_with_normalize():

@@ -133,6 +133,17 @@ REFUSED = {
 }  # fmt: skip
 
 
+# Calls that fail in one process, and have no value that is reduced.
+ALONE = {
+    "gather_candidates": lambda fails, a, _: gz.contrastive.gather_candidates(a[0] if fails else a),
+    "Queue.put": lambda fails, a, _: gz.contrastive.Queue(3, 4).put(a[:, :3] if fails else a),
+    "head, weight": lambda fails, a, g: gz.contrastive.linear_cross_entropy(
+        a[:1], torch.ones(4 if fails else 5, 3 if fails else 4), torch.tensor([1]), group=g),
+    "head, labels": lambda fails, a, g: gz.contrastive.linear_cross_entropy(
+        a[:1], torch.ones(5, 4), torch.tensor([99 if fails else 1]), group=g),
+}  # fmt: skip
+
+
 def failing_rank(rank, port, folder):
     """Save the errors of three processes when the second one fails, and the loss that they compute after each."""
     torch.set_num_threads(1)
@@ -160,6 +171,14 @@ def failing_rank(rank, port, folder):
         first = a[0] if rank == 1 else a
         attempt(f"shape {ring}", lambda first=first, ring=ring: gz.info_nce(
             first, b, group=everyone, ring=ring, reduction="sum"))  # fmt: skip
+        # Lengths that differ from the number of vectors in one process, but not in the sum of all.
+        wrong = (0, 1, -1)[rank]
+        ids, weights = torch.arange(len(a) + wrong), torch.zeros(len(a) + wrong)
+        options = {"anchor": a, "candidates": b, "group": everyone, "ring": ring}
+        attempt(f"ids {ring}", lambda options=options, ids=ids: gz.info_nce(**options, ids=ids))
+        attempt(f"log_weights {ring}", lambda options=options, w=weights: gz.info_nce(**options, log_weights=w))
+    for name, call in ALONE.items():
+        attempt(name, lambda call=call: call(rank == 1, a, everyone))
     attempt("ring_info_nce", lambda: gz.contrastive.ring_info_nce(a[0] if rank == 1 else a, b))
     # A block in the middle of a ring, forward and backward.
     for number in (2, 5):

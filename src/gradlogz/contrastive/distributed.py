@@ -5,13 +5,13 @@ processes to give the gradient of the loss of the global batch. Gathering withou
 local part, gives a smaller gradient.
 
 A process that waits for one that has raised an error would wait until the timeout of the group. The numbers of
-candidates that processes exchange, before they gather and for a mean, therefore tell of errors too: `announces_errors`.
+candidates that processes exchange, before they gather and for a mean, therefore tell of errors too: `announcing`.
 
 Read next: ring.py (the same without holding all candidates), losses/.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from torch import distributed
 from .._errors import InputRuntimeError, InputValueError
 from .._process_ring import OtherProcessError
 from .._typing import Float, Int, Tensor
-from .validation import check_indices, check_rows, check_vectors
+from .validation import check_indices, check_integers, check_log_weights, check_rows, check_vectors
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -35,11 +35,28 @@ class Gathered(NamedTuple):
     own: Int[Tensor, " m"]  # plain-words: ok
 
 
-def announces_errors(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a loss so that an error in one process of `group` is raised in the others as OtherProcessError.
+@contextmanager
+def announcing(group: "distributed.ProcessGroup | None", *tensors: Any) -> Iterator[None]:
+    """Context of calls that exchange sizes: an error in one process is raised in the others as OtherProcessError.
 
-    A process that fails takes part in the next exchange of sizes of the others. A mean ends with one; with another
-    reduction one is made at the end, so that no process enters a backward pass that others do not reach.
+    A process that fails takes part in the next exchange of sizes of the others. Contexts must not be nested. A
+    KeyboardInterrupt is not announced, since it must not wait: it ends the process, and with it the connections.
+    """
+    try:
+        yield
+    except OtherProcessError:
+        raise
+    except Exception:
+        with suppress(OtherProcessError):  # the group may be what has failed
+            _exchanged_sizes(FAILED, group, *tensors)
+        raise
+
+
+def announces_errors(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a loss to run inside `announcing` if it has a group of several processes.
+
+    A mean ends with an exchange of sizes. With another reduction one is made at the end, so that no process enters a
+    backward pass that others do not reach.
     """
 
     @wraps(loss)
@@ -47,17 +64,11 @@ def announces_errors(loss: Callable[Arguments, Result]) -> Callable[Arguments, R
         group: Any = options.get("group")
         if group is None or not is_distributed(group):
             return loss(*arguments, **options)
-        device = next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu"))
-        try:
+        tensors: Any = (*arguments, *options.values())
+        with announcing(group, *tensors):
             result = loss(*arguments, **options)
-        except OtherProcessError:
-            raise
-        except Exception:
-            with suppress(OtherProcessError):  # the group may be what has failed
-                _exchanged_sizes(FAILED, device, group)
-            raise
-        if options.get("reduction", "mean") != "mean":
-            _checked_sizes(0, device, group)
+            if options.get("reduction", "mean") != "mean":
+                await_checks(group, *tensors)
         return result
 
     return wrapped
@@ -68,8 +79,14 @@ def gather_candidates(candidates: Float[Tensor, "m d"], *, group: "distributed.P
 
     Batches may have different sizes. Every process must make the same number of forward and backward calls.
     """
-    check_vectors("gather_candidates", candidates=candidates)
     check_started("gather_candidates")
+    with announcing(group, candidates):
+        check_vectors("gather_candidates", candidates=candidates)
+        return candidates_of_all(candidates, group)
+
+
+def candidates_of_all(candidates: Float[Tensor, "m d"], group: "distributed.ProcessGroup | None") -> Gathered:
+    """`gather_candidates` for calls that announce errors themselves."""
     sizes = sizes_of_batches(candidates, group)
     rank = distributed.get_rank(group)
     index = torch.arange(candidates.shape[0], device=candidates.device) + sum(sizes[:rank])
@@ -83,20 +100,29 @@ def gathered(
     call = options["call"]
     check_group(call, options)
     positive, ids, log_weights = (options.get(name) for name in ("positive", "ids", "log_weights"))
+    anchor_name, name = options.get("names", ("anchor", "candidates"))
+    vectors: dict[str, Any] = {anchor_name: anchor, name: candidates}
+    check_vectors(call, **vectors)
+    n = candidates.shape[0]
     if positive is None:
-        check_rows(call, "candidates", candidates, anchor.shape[0], "anchor")
+        check_rows(call, name, candidates, anchor.shape[0], anchor_name)
     elif not positive.is_floating_point():
-        check_indices(call, "positive", positive, candidates.shape[0])
-    everything = gather_candidates(candidates, group=group)
+        check_indices(call, "positive", positive, n)
+    # Lengths are checked here, since those of several processes could be wrong and have the right sum.
+    of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
+    if ids is not None:
+        check_integers(call, "ids", of_candidates, (n,), candidates)
+    if log_weights is not None:
+        check_log_weights(call, log_weights, **{name: candidates})
+    everything = candidates_of_all(candidates, group)
     if positive is None:
         options["positive"] = everything.own
     elif not positive.is_floating_point():
-        options["positive"] = positive + everything.own[0]
+        options["positive"] = positive.long() + everything.own[0]
     if ids is not None:
-        of_anchors, of_candidates = ids if isinstance(ids, tuple) else (ids, ids)
         options["ids"] = (of_anchors, gather_rows(of_candidates, group))
     if log_weights is not None:
-        options["log_weights"] = gather_candidates(log_weights.unsqueeze(-1), group=group).candidates.squeeze(-1)
+        options["log_weights"] = candidates_of_all(log_weights.unsqueeze(-1), group).candidates.squeeze(-1)
     return everything.candidates
 
 
@@ -109,7 +135,7 @@ def mean_over_processes(
     processes, so that batches of different sizes are right too.
     """
     sizes = sizes_of_batches(torch.empty(rows, 0, device=device), group)
-    return total * (len(sizes) / sum(sizes))
+    return total * (len(sizes) / max(1, sum(sizes)))  # 0 if no process has an anchor that counts
 
 
 def check_group(call: str, options: dict[str, Any]) -> None:
@@ -131,22 +157,38 @@ def check_started(call: str) -> None:
 
 def sizes_of_batches(candidates: Tensor, group: "distributed.ProcessGroup | None") -> list[int]:
     """Number of candidates on each process."""
-    return _checked_sizes(candidates.shape[0], candidates.device, group)
+    return _checked_sizes(candidates.shape[0], group, candidates)
 
 
-def _checked_sizes(size: int, device: torch.device, group: "distributed.ProcessGroup | None") -> list[int]:
-    sizes = _exchanged_sizes(size, device, group)
+def await_checks(group: "distributed.ProcessGroup | None", *tensors: Any) -> None:
+    """Wait until all processes have come here, or raise an error if one of them has."""
+    _checked_sizes(0, group, *tensors)
+
+
+def _checked_sizes(size: int, group: "distributed.ProcessGroup | None", *tensors: Any) -> list[int]:
+    sizes = _exchanged_sizes(size, group, *tensors)
     failed = [rank for rank, size in enumerate(sizes) if size == FAILED]
     if failed:
-        raise OtherProcessError(f"The loss of rank {failed[0]} raised an error, which that process reports.")
+        raise OtherProcessError(f"The call on rank {failed[0]} raised an error, which that process reports.")
     return sizes
 
 
-def _exchanged_sizes(size: int, device: torch.device, group: "distributed.ProcessGroup | None") -> list[int]:
-    local = torch.tensor([size], device=device)
+def _exchanged_sizes(size: int, group: "distributed.ProcessGroup | None", *tensors: Any) -> list[int]:
+    local = torch.tensor([size], device=_device_of_sizes(group, tensors))
     sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
     _all_gather(sizes, local, group)
     return [int(size) for size in sizes]
+
+
+def _device_of_sizes(group: "distributed.ProcessGroup | None", tensors: tuple[Any, ...]) -> torch.device:
+    """A CPU if the group has a backend for it, which all processes know, whatever the tensors of a failing call are.
+
+    Else the GPU of the tensors, or the current one for a call without any.
+    """
+    if "cpu" in distributed.get_backend_config(group):
+        return torch.device("cpu")
+    devices = (t.device for t in tensors if isinstance(t, Tensor) and t.device.type != "cpu")
+    return next(devices, None) or torch.device("cuda", torch.cuda.current_device())
 
 
 def _all_gather(blocks: list[Tensor], local: Tensor, group: Any) -> None:

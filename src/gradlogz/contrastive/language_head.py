@@ -10,21 +10,24 @@ stored; the gradients of the loss come from the same blocks.
 Read next: ../kernels/losses/vocabulary.py (the blocks), losses/ (`proxy_loss`, the same loss for few classes).
 """
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed
 
 from .._autocast import without_autocast
-from .._errors import InputRuntimeError, InputValueError, shape_of
-from .._typing import Float, Int, Tensor
+from .._errors import InputValueError
+from .._typing import Bool, Float, Int, Tensor
 from ..kernels.losses.logit_losses import is_special
 from ..kernels.losses.vocabulary import Head, LinearCrossEntropyFunction, vocabulary_operator
+from .distributed import announcing, await_checks, check_started, sizes_of_batches
 from .validation import (
     REDUCTIONS,
     check_choice,
-    check_device,
     check_integers,
+    check_numbers,
+    check_positive,
     check_vectors,
     promoted,
     readable,
@@ -92,47 +95,44 @@ def linear_cross_entropy(
     >>> torch.allclose(result.log_normalizer, logits.logsumexp(-1))
     True
     """
-    call = "linear_cross_entropy"
-    flat = _checked(call, hidden, weight, labels, bias)
-    check_choice(call, "reduction", reduction, REDUCTIONS)
-    if precision not in (None, torch.bfloat16):
-        problem = f"precision must be torch.bfloat16, got {precision}"
-        raise InputValueError(call, "precision", problem, "Drop it to use the dtype of the hidden states.")
-    for name, value in (("softcap", softcap), ("z_loss", z_loss), ("label_smoothing", label_smoothing)):
-        if value is not None and not (value > 0 if name == "softcap" else value >= 0):
-            raise InputValueError(call, name, f"{name} must be positive, got {value}", "Drop it to leave it out.")
-    if label_smoothing > 1:
-        problem = f"label_smoothing must be at most 1, got {label_smoothing}"
-        raise InputValueError(call, "label_smoothing", problem, "Pass the share of the target that is spread.")
-    words, first = weight.shape[0], 0
-    if group is not None or first_word is not None:
-        words, first = _words_of_all(call, weight, group, first_word)
-    ignored = labels.reshape(-1) == ignore_index
-    targets = labels.reshape(-1).long().masked_fill(ignored, 0)
-    if readable(targets) and targets.numel() and not bool(((targets >= 0) & (targets < words)).all()):
-        fact = f"labels from {int(targets.min())} to {int(targets.max())}"
-        remedy = f"Use labels from 0 to {words - 1}, or ignore_index={ignore_index}."
-        raise InputValueError(call, "labels", f"labels must be words of the {words} in weight, got {fact}", remedy)
+    call, head = (
+        "linear_cross_entropy",
+        Head(0, 0, softcap, label_smoothing, z_loss, group, group is not None, precision),
+    )
+    operands = call, hidden, weight, labels, bias, ignore_index, reduction, first_word
+    if group is None:
+        flat, targets, ignored, head = _checked(*operands, head)
+    else:
+        check_started(call)
+        with announcing(group, weight):
+            flat, targets, ignored, head = _checked(*operands, head)
+            await_checks(group, weight)
     h, w, *rest = promoted(flat, weight, *(() if bias is None else (bias,)))
     b = rest[0] if rest else None
-    if precision is not None and h.dtype is torch.float64:
-        problem = "precision is for operands of at most 32 bits, got torch.float64"
-        raise InputValueError(call, "precision", problem, "Drop it, or convert hidden and weight to float32.")
     counted = (~ignored).to(h.dtype)
     coefficients = counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
     if is_special(h, w, b) and group is None:
-        operands = (h, w, b, targets, coefficients, softcap, label_smoothing, z_loss, precision)
-        total, losses, log_normalizer, entropy = vocabulary_operator(*operands)[:4]
+        settings = h, w, b, targets, coefficients, softcap, label_smoothing, z_loss, precision
+        total, losses, log_normalizer, entropy = vocabulary_operator(*settings)[:4]
     else:
-        head = Head(words, first, softcap, label_smoothing, z_loss, group, group is not None, precision)
         total, losses, log_normalizer, entropy = LinearCrossEntropyFunction.apply(h, w, b, targets, coefficients, head)
     shape = labels.shape
     loss = torch.where(ignored, 0.0, losses).reshape(shape) if reduction == "none" else total
     return LinearCrossEntropy(loss, log_normalizer.reshape(shape), entropy.reshape(shape))
 
 
-def _checked(call: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Float[Tensor, "t d"]:
-    """Hidden states as [t, d], after the checks."""
+def _checked(
+    call: str,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    first_word: int | None,
+    head: Head,
+) -> tuple[Float[Tensor, "t d"], Int[Tensor, " t"], Bool[Tensor, " t"], Head]:
+    """Hidden states and labels of tokens, which are ignored, and the head with its number of words; all checked."""
     if isinstance(hidden, Tensor) and hidden.ndim != 2:
         if hidden.ndim == 0:
             problem = "hidden must be [*b, d], got shape ()"
@@ -143,22 +143,40 @@ def _checked(call: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     check_vectors(call, hidden=flat, weight=weight)
     check_integers(call, "labels", labels, tuple(hidden.shape[:-1]), hidden)
     if bias is not None:
-        if tuple(bias.shape) != (weight.shape[0],):
-            problem = f"bias must have shape ({weight.shape[0]},), got {shape_of(bias)}"
-            raise InputValueError(call, "bias", problem, "Pass one number for each word.")
-        check_device(call, weight=weight, bias=bias)
-    return flat
+        remedy = "Pass one number for each word."
+        check_numbers(call, "bias", bias, (weight.shape[0],), remedy, weight=weight)
+    check_choice(call, "reduction", reduction, REDUCTIONS)
+    _check_settings(call, head, torch.float64 in {t.dtype for t in (hidden, weight, bias) if t is not None})
+    words, first = weight.shape[0], 0
+    if head.group is not None:
+        sizes = sizes_of_batches(weight, head.group)
+        words, first = sum(sizes), sum(sizes[: distributed.get_rank(head.group)])
+    elif first_word is not None:
+        problem = "first_word needs the group over which the vocabulary is divided"
+        raise InputValueError(call, "first_word", problem, "Pass group=torch.distributed.group.WORLD, or drop it.")
+    ignored = labels.reshape(-1) == ignore_index
+    targets = labels.reshape(-1).long().masked_fill(ignored, 0)
+    if readable(targets) and targets.numel() and not bool(((targets >= 0) & (targets < words)).all()):
+        fact = f"labels from {int(targets.min())} to {int(targets.max())}"
+        remedy = f"Use labels from 0 to {words - 1}, or ignore_index={ignore_index}."
+        raise InputValueError(call, "labels", f"labels must be words of the {words} in weight, got {fact}", remedy)
+    return flat, targets, ignored, head._replace(words=words, first=first if first_word is None else first_word)
 
 
-def _words_of_all(call: str, weight: Tensor, group: "ProcessGroup | None", first_word: int | None) -> tuple[int, int]:
-    """Number of words on all processes, and the first word of this one."""
-    if group is None or not (distributed.is_available() and distributed.is_initialized()):
-        problem = "group must be a process group if the vocabulary is divided"
-        remedy = "Call torch.distributed.init_process_group first and pass torch.distributed.group.WORLD."
-        raise InputRuntimeError(call, "group", problem, remedy)
-    local = torch.tensor([weight.shape[0]], device=weight.device)
-    sizes = [torch.empty_like(local) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(sizes, local, group=group)
-    numbers = [int(size) for size in sizes]
-    before = sum(numbers[: distributed.get_rank(group)])
-    return sum(numbers), before if first_word is None else first_word
+def _check_settings(call: str, head: Head, is_double: bool) -> None:
+    """Check the numbers and the precision of a head."""
+    for name, value in (("z_loss", head.z_loss), ("label_smoothing", head.smoothing)):
+        if not 0 <= value < math.inf:
+            problem = f"{name} must be finite and not negative, got {value}"
+            raise InputValueError(call, name, problem, "Drop it to leave it out.")
+    if head.smoothing > 1:
+        problem = f"label_smoothing must be at most 1, got {head.smoothing}"
+        raise InputValueError(call, "label_smoothing", problem, "Pass the share of the target that is spread.")
+    if head.softcap is not None:
+        check_positive(call, softcap=head.softcap)
+    if head.precision not in (None, torch.bfloat16):
+        problem = f"precision must be torch.bfloat16, got {head.precision}"
+        raise InputValueError(call, "precision", problem, "Drop it to use the dtype of the hidden states.")
+    if head.precision is not None and is_double:
+        problem = "precision is for operands of at most 32 bits, got torch.float64"
+        raise InputValueError(call, "precision", problem, "Drop it, or convert hidden and weight to float32.")

@@ -35,10 +35,13 @@ from .validation import (
     check_device,
     check_indices,
     check_integers,
+    check_log_weights,
+    check_numbers,
     check_precision,
     check_rows,
     check_temperature,
     check_vectors,
+    in_dtype_of,
     promoted,
     readable,
     reduced,
@@ -116,21 +119,22 @@ class Likelihood:
             self._check_options(m, n)
         check_temperature(call, self.temperature, self.anchor)
         check_precision(call, self.precision)
-        if isinstance(self.temperature, Tensor):  # a 0-dimensional tensor does not promote the dtype of the vectors
-            self._set(temperature=self.temperature.reshape(()))
         floating = self.anchor, self.candidates, outside, self.log_weights, self.bias
         if any(t is not None and t.dtype is not torch.float32 for t in floating):
             names = "anchor", "candidates", "positive", "log_weights", "bias"
             fields = {name: t for name, t in zip(names, floating, strict=True) if t is not None}
             self._set(**dict(zip(fields, promoted(*fields.values()), strict=True)))
+        if isinstance(self.temperature, Tensor):
+            self._set(temperature=in_dtype_of(self.anchor, self.temperature))
 
     def _check_options(self, m: int, n: int) -> None:
         """Check log weights, bias, ids and mask."""
-        call, (anchor_name, _) = self.call, self.names
+        call, (anchor_name, name) = self.call, self.names
         if self.log_weights is not None:
-            self._check_shape("log_weights", self.log_weights, (n,), "Pass one log weight for each candidate.")
+            check_log_weights(call, self.log_weights, **{name: self.candidates})
         if self.bias is not None:
-            self._check_shape("bias", self.bias, (m, n), "Pass one number for each anchor and candidate.")
+            remedy = "Pass one number for each anchor and candidate."
+            check_numbers(call, "bias", self.bias, (m, n), remedy, **{name: self.candidates})
         if self.ids is not None:
             of_anchors, of_candidates = self.ids if isinstance(self.ids, tuple) else (self.ids, self.ids)
             check_integers(call, "ids", of_anchors, (m,), self.anchor)
@@ -142,13 +146,6 @@ class Likelihood:
                 problem = f"mask must be bool of shape ({m}, {n}), got {fact}"
                 raise InputValueError(call, "mask", problem, "Pass True where a candidate may be a negative.")
             check_device(call, **{anchor_name: self.anchor, "mask": self.mask})
-
-    def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str) -> None:
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            fact = f"{tensor.dtype} of shape {shape_of(tensor)}"
-            problem = f"{name} must be floating and have shape {shape}, got {fact}"
-            raise InputValueError(self.call, name, problem, remedy)
-        check_device(self.call, **{self.names[1]: self.candidates, name: tensor})
 
     # The family ------------------------------------------------------------------------------------------------------
 
@@ -289,7 +286,7 @@ class Likelihood:
         """The positive x_+ of every anchor, [m, d]."""
         if self.positive is None:
             return self.candidates
-        return self.positive if self._outside else self.candidates[self.positive]
+        return self.positive if self._outside else self.candidates[self.index_of_positive()]
 
     # Implementation --------------------------------------------------------------------------------------------------
 

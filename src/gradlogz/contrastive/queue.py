@@ -12,7 +12,7 @@ import torch
 
 from .._errors import InputValueError, shape_of
 from .._typing import Float, Int, Tensor
-from .distributed import gather_rows, is_distributed
+from .distributed import announcing, gather_rows, is_distributed
 from .validation import check_integers
 
 
@@ -55,20 +55,28 @@ class Queue(torch.nn.Module):
     @torch.no_grad()
     def put(self, vectors: Float[Tensor, "m d"], labels: Int[Tensor, " m"] | None = None) -> None:
         """Add vectors in place of the oldest ones, with labels (default -1); at most the last `size` are stored."""
-        size, dim = self.vectors.shape
-        if vectors.ndim != 2 or vectors.shape[1] != dim:
-            fact, remedy = f"shape {shape_of(vectors)}", "Project them to that dimension, or build another queue."
-            raise InputValueError("Queue.put", "vectors", f"vectors must be [m, {dim}], got {fact}", remedy)
-        if labels is not None:
-            check_integers("Queue.put", "labels", labels, tuple(vectors.shape[:1]), vectors)
         if self.gather and is_distributed():
-            vectors = gather_rows(vectors)
-            labels = None if labels is None else gather_rows(labels)
+            with announcing(None, self.vectors):
+                self._check(vectors, labels)
+                vectors = gather_rows(vectors)
+                labels = None if labels is None else gather_rows(labels)
+        else:
+            self._check(vectors, labels)
+        size = self.vectors.shape[0]
         count = min(vectors.shape[0], size)
         index = (self._place + torch.arange(count, device=self.vectors.device)) % size
         self.vectors[index] = vectors[-count:].to(self.vectors)
         self.labels_of_all[index] = -1 if labels is None else labels[-count:].to(self.labels_of_all)
         self._place, self._filled = (self._place + count) % size, min(size, self._filled + count)
+
+    def _check(self, vectors: Tensor, labels: Tensor | None) -> None:
+        """Check the arguments of `put`."""
+        dim = self.vectors.shape[1]
+        if vectors.ndim != 2 or vectors.shape[1] != dim:
+            fact, remedy = f"shape {shape_of(vectors)}", "Project them to that dimension, or build another queue."
+            raise InputValueError("Queue.put", "vectors", f"vectors must be [m, {dim}], got {fact}", remedy)
+        if labels is not None:
+            check_integers("Queue.put", "labels", labels, tuple(vectors.shape[:1]), vectors)
 
     @property
     def candidates(self) -> Float[Tensor, "n d"]:

@@ -14,7 +14,7 @@ from .._typing import Float, Int, Tensor
 from ..kernels.losses.pairwise_log_sum_exp import pairs
 from ..kernels.losses.visible_pairs import VisiblePairs
 from .likelihood import Likelihood
-from .validation import unit, wide
+from .validation import promoted, unit
 
 
 @without_autocast
@@ -31,7 +31,7 @@ def retrieval_ranks(
     NaN counts as larger: the vectors of a model that has diverged have the last rank.
     """
     if normalize:
-        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+        anchor, candidates = (unit(t) for t in promoted(anchor, candidates))
     family = Likelihood(anchor, candidates, positive=positive, call="retrieval_ranks")
     index = torch.arange(anchor.shape[0], device=anchor.device) if positive is None else positive.long()
 

@@ -80,6 +80,24 @@ def check_integers(call: str, name: str, tensor: Tensor, shape: tuple[int, ...],
         raise InputValueError(call, name, f"{name} must be on the device of the vectors, got {fact}", remedy)
 
 
+def check_numbers(
+    call: str, name: str, tensor: Tensor, shape: tuple[int, ...], remedy: str, **vectors: Float[Tensor, "n d"]
+) -> None:
+    """Check that numbers have a floating dtype and this shape, on the device of the vectors."""
+    if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
+        known = isinstance(tensor, Tensor)
+        fact = f"{tensor.dtype} of shape {shape_of(tensor)}" if known else type(tensor).__name__
+        raise InputValueError(call, name, f"{name} must be floating and have shape {shape}, got {fact}", remedy)
+    check_device(call, **vectors, **{name: tensor})
+
+
+def check_log_weights(call: str, log_weights: Tensor, **candidates: Float[Tensor, "n d"]) -> None:
+    """Check that there is a log weight for each candidate."""
+    (vectors,) = candidates.values()
+    remedy = "Pass one log weight for each candidate."
+    check_numbers(call, "log_weights", log_weights, (vectors.shape[0],), remedy, **candidates)
+
+
 def check_indices(call: str, name: str, tensor: Int[Tensor, "..."], count: int, nouns: str = "candidates") -> None:
     """Check that every index is one of `count` candidates."""
     if readable(tensor) and tensor.numel() and not bool(((tensor >= 0) & (tensor < count)).all()):
@@ -109,6 +127,14 @@ def check_temperature(call: str, temperature: float | Float[Tensor, ""], vectors
         raise InputValueError(
             call, "temperature", f"temperature must be positive and finite, got {temperature}", remedy
         )
+
+
+def in_dtype_of(vectors: Tensor, temperature: float | Float[Tensor, ""]) -> float | Float[Tensor, ""]:
+    """The temperature, if it is a tensor, without dimensions and in the dtype of the vectors.
+
+    float64 losses of a float32 parameter are otherwise rounded where the temperature enters more than once.
+    """
+    return temperature.reshape(()).to(vectors.dtype) if isinstance(temperature, Tensor) else temperature
 
 
 def check_positive(call: str, **numbers: float) -> None:

@@ -1,5 +1,7 @@
 """Tests whether operators are executed as they are, or traced or transformed by torch."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import maybe_current_level
@@ -14,7 +16,7 @@ def under_transform() -> bool:
 under_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def is_traced(operands: tuple[Tensor, ...]) -> bool:
+def is_traced(operands: Sequence[Tensor]) -> bool:
     """Return whether operators are intercepted: by a tracer, a dispatch mode or a wrapper subclass."""
     if _get_tracing_state() is not None or _len_torch_dispatch_stack():
         return True

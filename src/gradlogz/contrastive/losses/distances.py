@@ -16,6 +16,7 @@ from ..validation import (
     check_rows,
     check_temperature,
     check_vectors,
+    in_dtype_of,
     promoted,
     reduced,
     unit,
@@ -60,6 +61,7 @@ def triplet_loss(
     if temperature is None:
         return reduced("triplet_loss", violation.clamp(min=0.0), reduction)
     check_temperature("triplet_loss", temperature, anchor)
+    temperature = in_dtype_of(a, temperature)
     return reduced("triplet_loss", temperature * softplus(violation / temperature), reduction)
 
 

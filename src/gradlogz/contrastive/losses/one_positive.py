@@ -22,9 +22,9 @@ from ..validation import (
     check_indices,
     check_integers,
     check_vectors,
+    promoted,
     reduced,
     unit,
-    wide,
 )
 from .options import InfoNCEOptions, Temperature
 
@@ -82,10 +82,25 @@ def info_nce(
     >>> torch.allclose(info_nce(a, b), torch.nn.functional.cross_entropy(a @ b.mT, torch.arange(4)))
     True
     """
-    options: Any = {"positive": positive, "log_weights": log_weights, "ids": ids, "mask": mask, "bias": bias}
-    options |= {"temperature": temperature, "precision": precision, "call": "info_nce", "group": group}
-    options |= {"hard_negatives": hard_negatives, "ring": ring}
-    return one_direction(anchor, candidates, normalize, margin, decoupled, reduction, **options)
+    return one_direction(
+        anchor,
+        candidates,
+        normalize,
+        margin,
+        decoupled,
+        reduction,
+        group,
+        ring,
+        hard_negatives,
+        call="info_nce",
+        positive=positive,
+        temperature=temperature,
+        log_weights=log_weights,
+        ids=ids,
+        mask=mask,
+        bias=bias,
+        precision=precision,
+    )
 
 
 def one_direction(
@@ -108,9 +123,9 @@ def one_direction(
         outside = positive if isinstance(positive, Tensor) and positive.is_floating_point() else None
         vectors = {names[0]: anchor, names[1]: candidates, "positive": outside}
         check_vectors(call, may_be_empty=None if outside is None else names[1], **vectors)
-        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+        anchor, candidates, *rest = (unit(t) for t in promoted(*(t for t in vectors.values() if t is not None)))
         if outside is not None:
-            options["positive"] = unit(wide(outside))
+            options["positive"] = rest[0]
     if group is not None and not ring:
         candidates = gathered(anchor, candidates, group, options)
     family = Likelihood(anchor, candidates, **options)

@@ -78,8 +78,8 @@ def nce(
     noise = _log_noise("nce", noise, candidates)
     offset = torch.as_tensor(log_normalizer, dtype=positive_logit.dtype, device=positive_logit.device).unsqueeze(-1)
     offset = offset + math.log(negative_logits.shape[-1])
-    data = positive_logit - offset.squeeze(-1) - noise[positive]
-    fake = negative_logits - offset - noise[negatives]
+    data = positive_logit - offset.squeeze(-1) - noise[positive.long()]
+    fake = negative_logits - offset - noise[negatives.long()]
     return reduced("nce", softplus(-data) + softplus(fake).sum(-1), reduction)
 
 
@@ -102,7 +102,7 @@ def ranking_nce(
     """
     positive_logit, negative_logits = _sampled("ranking_nce", anchor, candidates, temperature, positive, negatives)
     noise = _log_noise("ranking_nce", noise, candidates)
-    data, fake = positive_logit - noise[positive], negative_logits - noise[negatives]
+    data, fake = positive_logit - noise[positive.long()], negative_logits - noise[negatives.long()]
     return reduced("ranking_nce", softplus(fake.logsumexp(-1) - data), reduction)
 
 
@@ -125,7 +125,7 @@ def _sampled(
     shape = (m, negatives.shape[-1]) if negatives.ndim == 2 else tuple(negatives.shape)
     check_integers(call, "negatives", negatives, shape, anchor)
     check_indices(call, "negatives", negatives, candidates.shape[0])
-    eta, drawn = family.eta, family.candidates[negatives]
+    eta, drawn = family.eta, family.candidates[negatives.long()]
     # A positive that is also drawn as a negative has the same logit twice, so both are sums of the same kind.
     negative_logits = products(eta, drawn) if negatives.ndim == 1 else (eta.unsqueeze(1) * drawn).sum(-1)
     return (eta * family.chosen()).sum(-1), negative_logits

@@ -15,7 +15,7 @@ from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
 from ...kernels.losses.pairwise_log_sum_exp import pairs as by_pairs
 from ...kernels.losses.softmax_losses import SomePositives, Targets, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import announces_errors, check_started, gather_candidates, gather_rows, mean_over_processes
+from ..distributed import announces_errors, candidates_of_all, check_started, gather_rows, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import CandidateBlock, check_ring, ring_totals
 from ..validation import (
@@ -25,6 +25,7 @@ from ..validation import (
     check_precision,
     check_temperature,
     check_vectors,
+    in_dtype_of,
     promoted,
     readable,
     reduced,
@@ -85,6 +86,7 @@ def supervised_contrastive(
             call, "candidate_labels", problem, "Pass both, or none to compare vectors with each other."
         )
     check_integers(call, "labels", labels, (vectors.shape[0],), vectors)
+    labels = labels.long()
     check_temperature(call, temperature, vectors)
     check_precision(call, precision)
     check_choice(call, "denominator", denominator, ("all", "pair"))
@@ -94,12 +96,12 @@ def supervised_contrastive(
         raise InputValueError(call, "denominator", problem, "Drop one of the two arguments.")
     z, *rest = promoted(vectors, *(() if candidates is None else (candidates,)))
     z, *rest = (unit(t) if normalize else t for t in (z, *rest))
-    m = z.shape[0]
+    temperature, m = in_dtype_of(z, temperature), z.shape[0]
     if candidates is None or candidate_labels is None:
         x, y, itself = z, labels, torch.arange(m, device=z.device)
     else:
         check_integers(call, "candidate_labels", candidate_labels, (candidates.shape[0],), vectors)
-        x, y, itself = rest[0], candidate_labels, None
+        x, y, itself = rest[0], candidate_labels.long(), None
     kind = "mass" if mean_inside_log else "mean" if denominator == "all" else "pair"
     check_ring(call, ring, group)
     if pairs is not None:
@@ -135,7 +137,7 @@ def supervised_contrastive(
         return reduced(call, losses, reduction)
     if group is not None:
         check_started(call)
-        x, index = gather_candidates(x, group=group)
+        x, index = candidates_of_all(x, group)
         y, itself = gather_rows(y, group), None if candidates is not None else index
     positives = VisiblePairs(labels=(labels, y), excluded=itself)
     rows = SomePositives(m, positives, VisiblePairs(labels=(labels, y), same=False), kind)
@@ -263,7 +265,7 @@ def soft_info_nce(
         raise InputValueError(call, "targets", problem, "Pass the probability of each candidate for each anchor.")
     if normalize:
         check_vectors(call, anchor=anchor, candidates=candidates)
-        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+        anchor, candidates = (unit(t) for t in promoted(anchor, candidates))
     options: Any = {"temperature": temperature, "log_weights": log_weights, "call": call}
     family = Likelihood(anchor, candidates, positive=torch.zeros(m, dtype=torch.long, device=anchor.device), **options)
     rows = Targets(targets.detach().to(family.anchor.dtype), VisiblePairs())
@@ -300,6 +302,7 @@ def nca(
     members = count_members(labels, labels) - 1
     some = members > 0
     _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
+    temperature = in_dtype_of(x, temperature)
     x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
     log_weights = -x.square().sum(-1) / temperature
     eta = 2 * x / temperature

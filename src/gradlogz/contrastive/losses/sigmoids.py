@@ -21,9 +21,9 @@ from ..validation import (
     Ids,
     check_choice,
     check_vectors,
+    promoted,
     reduced,
     unit,
-    wide,
 )
 from .options import Temperature
 
@@ -58,7 +58,7 @@ def siglip(
     check_choice(call, "reduction", reduction, REDUCTIONS)
     if normalize:
         check_vectors(call, anchor=anchor, candidates=candidates)
-        anchor, candidates = unit(wide(anchor)), unit(wide(candidates))
+        anchor, candidates = (unit(t) for t in promoted(anchor, candidates))
     options: Any = {"temperature": temperature, "positive": positive, "ids": ids, "precision": precision, "call": call}
     check_ring(call, ring, group)
     if group is not None and ring:

@@ -13,7 +13,7 @@ from ...kernels.losses.logit_losses import DENSE, compiled_sum, is_compiled, sum
 from ...kernels.losses.pairwise_log_sum_exp import log_add, log_sum_exp
 from ...kernels.losses.softmax_losses import BothDirections, OnePositive, softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
-from ..distributed import announces_errors, check_started, gather_candidates, gather_rows, gathered, mean_over_processes
+from ..distributed import announces_errors, candidates_of_all, check_started, gather_rows, gathered, mean_over_processes
 from ..likelihood import Likelihood
 from ..ring import behind_on_ring, check_ring
 from ..validation import (
@@ -24,6 +24,7 @@ from ..validation import (
     check_rows,
     check_temperature,
     check_vectors,
+    in_dtype_of,
     promoted,
     reduced,
     unit,
@@ -94,14 +95,13 @@ def _over_processes(
     x: Tensor, y: Tensor, names: tuple[str, str], group: "ProcessGroup", ring: bool, reduction: str, options: Any
 ) -> Tensor:
     """One direction of the loss over the candidates of all processes."""
-    part = "sum" if reduction == "mean" else reduction
+    part, options = "sum" if reduction == "mean" else reduction, {**options, "names": names}
     if ring:
-        family = Likelihood(x, y, names=names, **options)
+        family = Likelihood(x, y, **options)
         loss = family.loss_of_log_odds(-behind_on_ring(family, group), part)
     else:
-        options = {**options}
         candidates = gathered(x, y, group, options)
-        loss = Likelihood(x, candidates, names=names, **options).loss(part)
+        loss = Likelihood(x, candidates, **options).loss(part)
     return loss if part == reduction else mean_over_processes(loss, x.shape[0], x.device, group)
 
 
@@ -151,7 +151,7 @@ def nt_xent(
         return loss if part == reduction else mean_over_processes(loss, z.shape[0], z.device, group)
     if group is not None:
         check_started(call)
-        views = gather_candidates(z, group=group)
+        views = candidates_of_all(z, group)
         # A view is excluded by its id, which it shares with the pairs to be excluded, or with none.
         shared = (views.own, gather_rows(views.own, group))
         shared = shared if view_ids is None else (view_ids, gather_rows(view_ids, group))
@@ -166,6 +166,7 @@ def nt_xent(
         check_choice(call, "reduction", reduction, REDUCTIONS)
         check_temperature(call, temperature, z)
         check_precision(call, precision)
+        temperature = in_dtype_of(z, temperature)
         behind = _behind_in_large_batches(z, a.shape[0], temperature, precision) + margin / temperature
         return reduced(call, behind if decoupled else softplus(behind), reduction)
     options = {"positive": positive, "exclude_self": True, "ids": view_ids}

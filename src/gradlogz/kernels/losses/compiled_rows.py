@@ -265,6 +265,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _cut(gradient: Tensor | None, rows: int, width: int) -> Tensor | None:
+    """The gradient without the rows and columns that were added; resizing in place takes less time than a view."""
     if gradient is None or gradient.shape[1] == width:
-        return None if gradient is None else gradient[:rows]
+        return None if gradient is None else gradient.resize_(rows, width)
     return gradient[:rows, :width]

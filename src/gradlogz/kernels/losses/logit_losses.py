@@ -15,7 +15,7 @@ pairwise_log_sum_exp.py (log-sum-exp by the kernels of attention).
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -34,11 +34,24 @@ COMPILED = f"{__package__}.compiled_rows"
 TILED = f"{__package__}.tiled_rows"
 
 
+class _Sum(NamedTuple):
+    """A sum of losses: the loss, its `Problem` for compiled code, its coefficient, factor of logits and precision.
+
+    One argument of an autograd.Function, since torch examines each of them.
+    """
+
+    loss: RowLoss
+    problem: Problem | None = None
+    coefficient: float = 1.0
+    factor: float = 1.0
+    precision: torch.dtype | None = None
+
+
 def is_special(*tensors: Tensor | None) -> bool:
     """True under torch.compile, inside torch.func transforms and in forward mode, where torch code is traced."""
     if torch.compiler.is_compiling() or under_transform() or forward_ad._current_level >= 0:
         return True
-    return is_traced(tuple(t for t in tensors if t is not None))
+    return is_traced([t for t in tensors if t is not None])
 
 
 def sum_of_rows(
@@ -55,9 +68,8 @@ def sum_of_rows(
     if is_special(query, key, bias):
         return loss.value(logits(query * factor, key, bias, precision)).sum() * coefficient
     problem = _compiled_problem(loss, query, key, bias, precision)
-    if problem is not None:
-        return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
-    return _SumOfRows.apply(query, key, bias, loss, coefficient, factor, precision)
+    function: Any = _SumOfRows if problem is None else _CompiledSum
+    return function.apply(query, key, bias, _Sum(loss, problem, coefficient, factor, precision))
 
 
 def compiled_sum(
@@ -74,7 +86,7 @@ def compiled_sum(
     problem = None if is_special(query, key, bias) else _compiled_problem(loss, query, key, bias, precision)
     if problem is None:
         return None
-    return _CompiledSum.apply(query, key, bias, loss, problem, coefficient, factor, precision)
+    return _CompiledSum.apply(query, key, bias, _Sum(loss, problem, coefficient, factor, precision))
 
 
 def is_compiled(loss: RowLoss, query: Tensor, key: Tensor, bias: Tensor | None, precision: torch.dtype | None) -> bool:
@@ -128,7 +140,7 @@ def each_row(
     if is_special(query, key, bias):
         return loss.value(logits(query, key, bias, precision))
     if query.shape[0] * key.shape[0] <= DENSE:
-        return _DenseRows.apply(query, key, bias, loss, precision)
+        return _DenseRows.apply(query, key, bias, _Sum(loss, precision=precision))
     return _blockwise(loss, query, key, bias, precision)
 
 
@@ -165,12 +177,13 @@ def _twice(ctx: Any, gradient: Tensor, per_row: bool) -> tuple[Tensor | None, ..
     # Views, since operands may be functions of each other: the gradient of one has no path through another.
     query, key, bias = ctx.saved_tensors[:3]
     query, key, bias = query.view_as(query), key.view_as(key), None if bias is None else bias.view_as(bias)
-    q = query * ctx.factor
-    if ctx.loss.indivisible:
-        losses = ctx.loss.value(logits(q, key, bias, ctx.precision))
+    loss, _, coefficient, factor, precision = ctx.terms
+    q = query * factor
+    if loss.indivisible:
+        losses = loss.value(logits(q, key, bias, precision))
     else:
-        losses = _blockwise(ctx.loss, q, key, bias, ctx.precision)
-    result = losses if per_row else losses.sum() * ctx.coefficient
+        losses = _blockwise(loss, q, key, bias, precision)
+    result = losses if per_row else losses.sum() * coefficient
     wanted = ctx.needs_input_grad[:3]
     inputs = [t for t, want in zip((query, key, bias), wanted, strict=True) if want]
     grads = iter(torch.autograd.grad(result, inputs, gradient, create_graph=True))
@@ -181,17 +194,9 @@ class _SumOfRows(torch.autograd.Function):
     """The sum, with gradients from the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        bias: Tensor | None,
-        loss: RowLoss,
-        coefficient: float,
-        factor: float,
-        precision: torch.dtype | None,
-    ) -> Tensor:
-        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, precision
+    def forward(ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, terms: _Sum) -> Tensor:
+        ctx.terms = terms
+        loss, _, coefficient, factor, precision = terms
         q, k = rounded(query, precision), rounded(_centred(loss, key), precision)
         m, n = q.shape[0], k.shape[0]
         needed = any(ctx.needs_input_grad[:3])
@@ -225,35 +230,26 @@ class _SumOfRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_disabled(gradient):
             if torch.is_grad_enabled():
-                return *_twice(ctx, gradient, per_row=False), None, None, None, None
+                return *_twice(ctx, gradient, per_row=False), None
+            _, _, coefficient, factor, precision = ctx.terms
+            scale = gradient * coefficient
             if ctx.dense:
                 query, _, bias, k, slope = ctx.saved_tensors
-                scaled = slope * (gradient * ctx.coefficient)
-                grads = _products(ctx.needs_input_grad, rounded(query, ctx.precision), k, bias, scaled, ctx.factor)
+                grads = _products(ctx.needs_input_grad, rounded(query, precision), k, bias, slope * scale, factor)
             else:
-                scale = gradient * ctx.coefficient
-                inner = scale * ctx.factor
+                inner = scale * factor
                 scales = (inner, inner, scale)
                 grads = tuple(None if t is None else t * c for t, c in zip(ctx.saved_tensors[3:], scales, strict=True))
-            return *grads, None, None, None, None
+            return *grads, None
 
 
 class _CompiledSum(torch.autograd.Function):
     """The sum by compiled code, with gradients from the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        bias: Tensor | None,
-        loss: RowLoss,
-        problem: Problem,
-        coefficient: float,
-        factor: float,
-        precision: torch.dtype | None,
-    ) -> Tensor:
-        ctx.loss, ctx.coefficient, ctx.factor, ctx.precision = loss, coefficient, factor, precision
+    def forward(ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, terms: _Sum) -> Tensor:
+        ctx.terms = terms
+        loss, problem, coefficient, factor, precision = terms
         wanted = ctx.needs_input_grad[:3]
         kernel: Any = kernel_module(COMPILED, "numba") if precision is None else kernel_module(TILED, "triton")
         arguments = query, key, bias, problem, coefficient, factor, wanted
@@ -273,24 +269,23 @@ class _CompiledSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             with autocast_disabled(gradient):
-                return *_twice(ctx, gradient, per_row=False), None, None, None, None, None
+                return *_twice(ctx, gradient, per_row=False), None
         grads = ctx.saved_tensors[3:]
-        some = [t for t in grads if t is not None]
-        # One launch on a GPU, where it takes the host longer than the multiplication.
-        scaled = iter(torch._foreach_mul(some, gradient) if gradient.is_cuda else [t * gradient for t in some])
-        return *(None if t is None else next(scaled) for t in grads), None, None, None, None, None
+        if not gradient.is_cuda:
+            return *[None if t is None else t * gradient for t in grads], None
+        # One launch, which takes the host longer than the multiplication.
+        scaled = iter(torch._foreach_mul([t for t in grads if t is not None], gradient))
+        return *[None if t is None else next(scaled) for t in grads], None
 
 
 class _DenseRows(torch.autograd.Function):
     """The loss of every row from one matrix of logits, whose slope is kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, loss: RowLoss, precision: torch.dtype | None
-    ) -> Tensor:
-        ctx.loss, ctx.factor, ctx.precision = loss, 1.0, precision
-        q, k = rounded(query, precision), rounded(_centred(loss, key), precision)
-        losses, slope = _evaluated(loss, q, k, bias, 1.0, any(ctx.needs_input_grad[:3]))
+    def forward(ctx: Any, query: Tensor, key: Tensor, bias: Tensor | None, terms: _Sum) -> Tensor:
+        ctx.terms = terms
+        q, k = rounded(query, terms.precision), rounded(_centred(terms.loss, key), terms.precision)
+        losses, slope = _evaluated(terms.loss, q, k, bias, 1.0, any(ctx.needs_input_grad[:3]))
         ctx.save_for_backward(query, key, bias, k, slope)
         return losses
 
@@ -298,10 +293,10 @@ class _DenseRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_disabled(gradient):
             if torch.is_grad_enabled():
-                return *_twice(ctx, gradient, per_row=True), None, None
+                return *_twice(ctx, gradient, per_row=True), None
             query, _, bias, k, slope = ctx.saved_tensors
-            q = rounded(query, ctx.precision)
-            return *_products(ctx.needs_input_grad, q, k, bias, slope * gradient.unsqueeze(-1), 1.0), None, None
+            q = rounded(query, ctx.terms.precision)
+            return *_products(ctx.needs_input_grad, q, k, bias, slope * gradient.unsqueeze(-1), 1.0), None
 
 
 def _evaluated(
