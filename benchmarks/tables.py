@@ -23,6 +23,7 @@ NAMES = (
     "performance.md",
     "scaling.md",
 )
+NOT_MEASURED = "Not measured yet."
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES))
 COLUMNS = (
     ("scalar", "none", "moments", "scalar, torch path"),
@@ -123,23 +124,26 @@ def gpu_training() -> str:
 def gpu_masks() -> str:
     """Milliseconds of attention with masks, and their ratio to those of the visible pairs alone, one row per mask."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text())["masks"]
-    lines = [
-        "| batch, heads, tokens, size | mask | attend | SDPA | attend / SDPA | visible pairs | "
-        "attend / visible share of attend without a mask |",
-        "|---|---|---|---|---|---|---|",
-    ]
     plain = next((row["ms"]["attend"] for row in rows if row["mask"] == "none"), None)
+    columns = ["batch, heads, tokens, size", "mask", "attend", "SDPA", "attend / SDPA"]
+    if plain:
+        columns += ["visible pairs", "attend / visible share of attend without a mask"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
-        ours, theirs, visible = row["ms"]["attend"], row["ms"]["sdpa"], row.get("visible pairs")
-        share = f"{visible:.2f} | {ours / (visible * plain):.2f}" if plain else "not measured | not measured"
-        times = f"{ours:.2f} | {theirs:.2f} | {ours / theirs:.2f}"
-        lines.append(f"| {tuple(row['shape'])} | {row['mask']} | {times} | {share} |")
+        ours, theirs = row["ms"]["attend"], row["ms"]["sdpa"]
+        cells = [f"{tuple(row['shape'])}", row["mask"], f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f}"]
+        if plain:
+            visible = row["visible pairs"]
+            cells += [f"{visible:.2f}", f"{ours / (visible * plain):.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def gpu_packed() -> str:
     """Milliseconds of packed documents, and their ratio to those of the same number of tokens in a batch."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "attention_gpu.json").read_text()).get("packed", [])
+    if not rows:
+        return NOT_MEASURED
     lines = [
         "| head size | mask | | batch of 32 x 512 | 8 documents of 512 | ratio | 8 documents of 100 to 1000 | ratio |",
         "|---|---|---|---|---|---|---|---|",
@@ -380,7 +384,6 @@ def ring() -> str:
 
 
 PROBE_COST = ROOT / "benchmarks" / "results" / "probe_cost_gpu.json"
-NOT_MEASURED = "Not measured yet."
 
 
 def probe_cost() -> str:

@@ -30,9 +30,13 @@ FENCED = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LONG = 24  # characters of a name in a table
 PROSE = 60  # characters of a cell that is read as a sentence
+PARAGRAPH = 320  # characters of a cell that no column can hold
 MARKUP = re.compile(r"<[^>]*>|(?<=\])\([^)]*\)")  # tags, and the addresses of links
+NOT_TEXT = re.compile(rf"(<code.*?</code>|{MARKUP.pattern})")
 TABLE_ROW = re.compile(r"^ *\|.*$", re.MULTILINE)
-CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")
+TABLE = re.compile(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE)
+WORD = re.compile(r"[\w./]{25,}")
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 ANY_CODE = re.compile(r"(^ *```.*?^ *```$|(?<!`)`[^`]+`(?!`))", re.DOTALL | re.MULTILINE)
 CODE_TAG = re.compile(r"<code([^>]*)>([^<>]+)(?=</code>)")
 TAG = re.compile(r"""</?[A-Za-z][\w-]*(\s+[A-Za-z_][\w:-]*(\s*=\s*("[^"]*"|'[^']*'))?)*\s*/?>""")  # as in CommonMark
@@ -56,7 +60,7 @@ def assemble(target: Path, *, outputs: bool) -> list[str]:
             text = path.read_text(encoding="utf-8")
         text, broken = relinked(typeset(text), source, pages, target)
         faults += broken
-        text = with_breaks(text)
+        text = with_breaks(with_lists(text))
         for name, part in parts_of(page, text).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_text(part, encoding="utf-8")
@@ -117,6 +121,26 @@ def relinked(text: str, source: str, pages: dict[str, str], target: Path) -> tup
     return "".join(piece if i % 2 else LINK.sub(link, piece) for i, piece in enumerate(pieces)), faults
 
 
+def with_lists(text: str) -> str:
+    """Replace tables of at least three columns with a cell of more than PARAGRAPH characters by a list for each row."""
+
+    def entry(headings: list[str], row: list[str]) -> str:
+        items = [
+            f"- *{heading}*: {cell}" for heading, cell in zip(headings[1:], row[1:], strict=True) if cell.strip("–")
+        ]
+        return f"**{row[0]}**\n\n" + "\n".join(items) + "\n"
+
+    def table(match: re.Match) -> str:
+        lines = [[cell.strip() for cell in COLUMNS.split(line)[1:-1]] for line in match[0].strip().splitlines()]
+        longest = max(len(MARKUP.sub("", cell)) for line in lines for cell in line)
+        if longest <= PARAGRAPH or len(lines[0]) < 3:
+            return match[0]
+        return "\n".join(entry(lines[0], line) for line in lines[2:]).replace("\\|", "|")
+
+    pieces = FENCED.split(text)
+    return "".join(piece if i % 2 else TABLE.sub(table, piece) for i, piece in enumerate(pieces))
+
+
 def with_breaks(text: str) -> str:
     """Say where the cells of tables may break, since browsers on a phone break wherever they can.
 
@@ -124,19 +148,29 @@ def with_breaks(text: str) -> str:
     Cells of more than PROSE characters get a class, for which the style sheet has a least width.
     """
 
+    def breaking(name: str) -> str:
+        return re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", name)
+
     def code(match: re.Match) -> str:
         attributes, name = match.groups()
         if len(name) > LONG:
-            name = re.sub(r"(?<=[/._])(?=[a-z])", "<wbr>", name)
+            name = breaking(name)
         elif " " not in name:
             attributes += ' class="name"'
+        for sign in "_*|":  # Python-Markdown looks for emphasis and columns in a tag, too
+            name = name.replace(sign, f"&#{ord(sign)};")
         return f"<code{attributes}>{name}"
 
-    def cell(words: str) -> str:
-        words = outside_code(
-            words, lambda text: SIZES.sub(lambda size: size[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+    def plain(text: str) -> str:
+        text = SIZES.sub(lambda size: size[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+        pieces = NOT_TEXT.split(text)  # every second piece is code, a tag or an address
+        return "".join(
+            piece if i % 2 else WORD.sub(lambda word: breaking(word[0]), piece) for i, piece in enumerate(pieces)
         )
-        words = CODE.sub(lambda match: f"<code>{escape(match[1], quote=False)}</code>", words)
+
+    def cell(words: str) -> str:
+        words = outside_code(words, plain)
+        words = CODE.sub(lambda match: f"<code>{escape(match[1], quote=False)}</code>".replace("\\|", "|"), words)
         words = CODE_TAG.sub(code, words)
         is_long = len(MARKUP.sub("", words)) > PROSE
         return f' <span class="prose">{words.strip()}</span> ' if is_long else words

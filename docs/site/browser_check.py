@@ -1,7 +1,8 @@
 """Open every page of the site in Chromium, at the widths of a desktop and of a phone, and return what is wrong.
 
 A fault is a message on the console, an exception, a request to another host, a page that is wider than the window, a
-formula that is cut, a name in a table that is broken within, or a tag that no browser knows.
+formula that is cut, a name in a table that is broken within, a tag that no browser knows, or text that was misread as
+markup.
 """
 
 import functools
@@ -22,6 +23,11 @@ NAMES_BROKEN = """[...document.querySelectorAll("td code")]
 TAGS_UNKNOWN = """[...document.querySelectorAll("body *")]
     .filter(e => e instanceof HTMLUnknownElement || (e.localName === "a" && !e.matches("[href], [id], [name]")))
     .map(e => "unknown tag: " + e.outerHTML.slice(0, 80))"""
+# The star of x* opens no emphasis on GitHub, but does in Python-Markdown; code shows an entity as it is written.
+MARKUP_MISREAD = """[...document.querySelectorAll("article em")].filter(e => /^[^\\p{L}\\p{N}"]/u.test(e.textContent))
+    .concat([...document.querySelectorAll("article code")].filter(e => /&(lt|gt|amp);/.test(e.textContent)))
+    .map(e => "markup is misread: " + e.textContent.slice(0, 80))"""
+CHECKS = (FORMULAS_CUT, NAMES_BROKEN, TAGS_UNKNOWN, MARKUP_MISREAD)
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -80,7 +86,7 @@ def _faults_of(tab, host: str, page: str) -> list[str]:
         tab.on(event, listener)
     tab.goto(f"{host}/{page}", wait_until="load")
     wide, window = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-    complaints += [fault for check in (FORMULAS_CUT, NAMES_BROKEN, TAGS_UNKNOWN) for fault in tab.evaluate(check)]
+    complaints += [fault for check in CHECKS for fault in tab.evaluate(check)]
     for event, listener in listeners.items():
         tab.remove_listener(event, listener)
     return complaints + ([f"{wide} pixels wide in a window of {window}"] if wide > window else [])

@@ -63,6 +63,9 @@ def test_a_style_sheet_of_another_host(site, monkeypatch):
         (f"<table><td>{NARROW}<code>one_name</code></table>", {"desktop": "one_name", "phone": "one_name"}),
         ("<p>the product <x, y></p>", {"desktop": "<x,", "phone": "<x,"}),
         ("<p>the product <a, b></p>", {"desktop": "<a,", "phone": "<a,"}),
+        ("<article>G<em>(u), and G</em>(v)</article>", {"desktop": "misread: (u)", "phone": "misread: (u)"}),
+        ("<article><code>&amp;lt;x, y></code></article>", {"desktop": "misread: &lt;x", "phone": "misread: &lt;x"}),
+        ("<article><em>word</em> <code>a &lt; b && c</code></article>", {}),
     ],
 )
 def test_pages_in_a_browser(body, faults, site, monkeypatch):
@@ -118,14 +121,35 @@ def test_a_product_in_the_text_is_no_tag(text, page, monkeypatch):
         ("(1, 8, 64) in 8 x 64", "(1,\xa08,\xa064) in 8\xa0x\xa064"),
         ("0.98 ± 0.01 [0.97, 0.99]", "0.98\xa0±\xa00.01 [0.97, 0.99]"),
         ("`--out` `f(8 x 64)`", '<code class="name">--out</code> <code>f(8 x 64)</code>'),
-        ("a `norm \\| of x` b", "a `norm \\| of x` b"),
+        ("a `norm \\| of x` b", "a <code>norm &#124; of x</code> b"),
         ("`" + "part/" * 5 + "a`", "<code>" + "part/<wbr>" * 5 + "a</code>"),
+        ("laws/test_a_name_of_many_words", "laws/<wbr>test_<wbr>a_<wbr>name_<wbr>of_<wbr>many_<wbr>words"),
+        ("`a_*`", '<code class="name">a&#95;&#42;</code>'),
         ("word " * 13, '<span class="prose">' + " ".join(["word"] * 13) + "</span>"),
         ("[word](" + "long/" * 20 + ")", "[word](" + "long/" * 20 + ")"),
     ],
 )
 def test_cells_of_tables_break_between_words(cell, page, monkeypatch):
     assert module("assembly", monkeypatch).with_breaks(f"| {cell} | end |") == f"| {page} | end |"
+
+
+WORDS = "word " * 70
+
+
+@pytest.mark.parametrize(
+    ("table", "page"),
+    [
+        ("| a | b | c |\n|---|---|---|\n| `x` | y | z |\n", None),
+        (f"| a | b |\n|---|---|\n| x | {WORDS}|\n", None),
+        (f"```\n| a | b | c |\n|---|---|---|\n| x | y | {WORDS}|\n```\n", None),
+        (
+            f"| a | b | c |\n|---|---|---|\n| `x` | y \\| z | {WORDS}|\n| v | – |  |\n",
+            f"**`x`**\n\n- *b*: y | z\n- *c*: {WORDS.strip()}\n\n**v**\n\n\n",
+        ),
+    ],
+)
+def test_a_table_with_a_paragraph_becomes_a_list(table, page, monkeypatch):
+    assert module("assembly", monkeypatch).with_lists(f"Text.\n\n{table}") == f"Text.\n\n{page or table}"
 
 
 def test_a_machine_without_a_browser_is_a_fault(site, monkeypatch):

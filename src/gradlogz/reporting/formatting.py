@@ -122,12 +122,12 @@ def measured_line(facts: Mapping[str, Any]) -> str:
 
 
 def model_sentence(facts: Mapping[str, Any]) -> str:
-    """Sentence on a model: architecture, amount of text, source."""
+    """Sentences on a model: architecture and amount of text, source, licence."""
     parts = _architecture(facts) + ([f"{facts['dtype']}"] if facts.get("dtype") else [])
     if isinstance(facts.get("tokens"), int):
         parts.append(f"measured on {facts['tokens']:,} tokens of {facts.get('documents', 'some')} documents")
-    origin = ", ".join(str(facts[name]) for name in ("source", "licence") if facts.get(name))
-    return ". ".join(part for part in (", ".join(parts), origin) if part) + "." if parts else "No facts are known."
+    origin = [f"{name.capitalize()}: {facts[name]}" for name in ("source", "licence") if facts.get(name)]
+    return ". ".join([", ".join(parts), *origin]) + "." if parts else "No facts are known."
 
 
 def _architecture(facts: Mapping[str, Any]) -> list[str]:
