@@ -93,8 +93,9 @@ class Site(NamedTuple):
         """Updates by these outputs of the heads; None if the output projection of the layer is unknown."""
         if self.layer_call.output is None:
             return None
-        concatenated: Tensor = self.layer_call.output(heads.transpose(2, 3).flatten(3).to(self.call.value.dtype))
-        return concatenated
+        concatenated = heads.transpose(2, 3).flatten(3).flatten(0, 1).to(self.call.value.dtype)
+        updates: Tensor = self.layer_call.output(concatenated.contiguous())  # layers of tokens [b, n, D], as in a pass
+        return updates.unflatten(0, heads.shape[:2])
 
     def read_by_heads(self, y: Float[Tensor, "k b r D"]) -> Float[Tensor, "k b h r v"] | None:
         """y W_oᵀ, the inner products of y with the output vectors of each head; None if these are unknown."""
