@@ -1,6 +1,6 @@
 """Coverage of the confidence intervals of the probe: how often those of samples contain the value of the whole corpus.
 
-python benchmarks/probe_coverage.py [tokens samples] ...     5000 16, 20000 6 by default; writes JSON after each sample
+python benchmarks/probe_coverage.py [tokens samples] ...     5000 12 by default; writes JSON after each sample
 
 The corpus is the default text, read as a whole by all-MiniLM-L6-v2; a sample reads some of its windows. Each sample has
 one interval for each head or layer. Null values are left out, because coverage is about values.
@@ -24,7 +24,7 @@ from gradlogz.probing.runs.findings import Findings
 from gradlogz.probing.runs.records import Finding
 
 RESULTS = Path(__file__).parent / "results" / "probe_coverage.json"
-DEFAULT = [(5000, 16), (20_000, 6)]
+DEFAULT = [(5000, 12)]
 # Of weights alone, or of the model as a whole and slow.
 LEFT_OUT = ("identity", "symmetry", "word_vectors", "gaussianity")
 

@@ -112,6 +112,9 @@ DECLARATION = Declaration(
         "that come from such a mixture is 0 for any number of keys, dimension and logit variance. The expected error "
         "of a covariance estimated from N independent keys, (<q, Sigma q> E <q', Sigma q'> + |Sigma q|²) / N, is part "
         "of what is left unexplained of keys of the mixture.",
+        "Intervals are conditional on the fitted mixtures: the bootstrap draws the documents of the rows, and not "
+        "those of the fit. With few documents the deficit contains the error of a mixture fitted to other documents, "
+        "and falls as more are read, farther than the intervals allow.",
         f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
         f"{INFORMED:g} nats of information (log n - entropy), and the explained variance of the attended mean is at "
         f"least {POWER:g}. They do not support the claim: keys of untrained models are random projections of tokens, "
