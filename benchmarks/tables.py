@@ -681,6 +681,19 @@ def _rates(counts: dict[str, int]) -> str:
     return " / ".join(f"{100 * counts.get(verdict, 0) / judged:.0f}" for verdict in ("supported", "refuted"))
 
 
+def probe_coverage() -> str:
+    """Shares of the intervals of samples that contain the value of the whole corpus, by quantity."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "probe_coverage.json").read_text())["rows"]
+    lines = ["| quantity | " + " | ".join(f"{r['samples']} samples of {r['tokens']:,} tokens" for r in rows) + " |"]
+    lines.append("|---" * (len(rows) + 1) + "|")
+    for name in rows[0]["covered"]:
+        prediction, quantity = name.split(" / ", 1)
+        shares = [row["covered"].get(name) for row in rows]
+        cells = ["–" if each is None else f"{each[0] / each[1]:.2f}" for each in shares]
+        lines.append(f"| `{prediction}`: {quantity} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def probe_errors() -> str:
     """Percentages of heads or layers of random models that support and that refute a claim, by family."""
     table = json.loads((ROOT / "benchmarks" / "results" / "probe_calibration.json").read_text())
@@ -909,6 +922,7 @@ TABLES = {
     "probe cost": probe_cost,
     "probe memory": probe_memory,
     "probe of a billion tokens": probe_of_a_billion_tokens,
+    "probe coverage": probe_coverage,
     "probe errors": probe_errors,
     "probe power": probe_power,
     "filters": filters,

@@ -54,7 +54,7 @@ def test_the_changes_are_those_of_the_definition(build):
     batch = token_batches(96, rows=1, batches=1, padded=False)[0]
     captured = gradlogz.capture(model, batch.inputs)
     state = state_of(ascent, model, [batch], captured.architecture)
-    for layer, sums in state.items():
+    for layer, (sums, _) in state.items():
         attended, passed = captured.attention[layer], captured.sublayers[layer]
         row = 0
         k = attended.key[row].repeat_interleave(attended.query.shape[1] // attended.key.shape[1], 0)
@@ -135,7 +135,7 @@ def test_first_tokens_and_massive_activations_are_left_out_of_the_cleaned_excess
         model.transformer.wpe.weight[3, 0] = 1e4
     batches = token_batches(VOCABULARY, rows=2)
     state = state_of(ascent, model, batches, probed(model, batches[0]).architecture)
-    for sums in state.values():
+    for sums, _ in state.values():
         every, cleaned = sums.totals[0, :, 0].tolist()
         assert every - cleaned == len(batches) * 2 * 2  # two tokens of each of two sequences
 
@@ -146,8 +146,9 @@ def test_shards_merge_to_the_whole():
     layout = probed(model, batches[0]).architecture
     whole = state_of(ascent, model, batches, layout)
     parts = merge(state_of(ascent, model, batches[2:], layout), state_of(ascent, model, batches[:2], layout))
-    for layer, sums in whole.items():
-        close(parts[layer].totals, sums.totals, scale=1e2 * float(sums.totals.abs().max()))
+    for layer, statistics in whole.items():
+        for part, sums in zip(parts[layer], statistics, strict=True):
+            close(part.totals, sums.totals, scale=1e2 * float(sums.totals.abs().max()))
 
 
 def test_layers_that_compute_their_own_logits_are_left_out():

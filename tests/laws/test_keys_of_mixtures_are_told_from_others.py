@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 
 from gradlogz.probing.predictions import gaussian_measure, link, mixture
 from gradlogz.probing.predictions.observables import attention_rows as chosen_rows
-from gradlogz.probing.predictions.observables.gaussian_mixture import COMPONENTS, fit_mixtures
+from gradlogz.probing.predictions.observables.gaussian_mixture import COMPONENTS, features_of, fit_mixtures
 from gradlogz.probing.predictions.observables.visible_keys import visible_keys
 from gradlogz.probing.statistics import merge
 from support.planted.rows import VOCABULARY, DrawnKeys, decoder, encoder, with_sink
@@ -40,7 +40,9 @@ def test_a_fit_is_a_fixed_point_of_its_definition():
         for h in range(2):
             pi, mu, Sigma = (t[h].numpy() for t in fitted)
             joint = np.stack([pi[k] * multivariate_normal(mu[k], Sigma[k]).pdf(x[h]) for k in range(K)], -1)
-            np.testing.assert_allclose(fitted.log_density(x)[h], np.log(joint.sum(-1)), rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(
+                fitted.log_density(features_of(x))[h], np.log(joint.sum(-1)), rtol=1e-9, atol=1e-9
+            )
             r = joint / joint.sum(-1, keepdims=True)
             count = r.sum(0)
             np.testing.assert_allclose(pi, (count + 1) / (len(r) + K), atol=1e-3 if K > 1 else 1e-12)
@@ -65,7 +67,7 @@ def test_planted_clusters_are_components():
 def test_the_likelihood_increases_with_components_in_sample():
     source = np.random.default_rng(2)
     x = white(source.standard_t(3, (3, 800, 5)))
-    totals = [fitted.log_density(x).sum(-1) for fitted in fit_mixtures(x).values()]
+    totals = [fitted.log_density(features_of(x)).sum(-1) for fitted in fit_mixtures(x).values()]
     for less, more in itertools.pairwise(totals):
         assert (more > less).all()
 

@@ -124,3 +124,31 @@ def test_permuted_entries_of_a_trained_model_are_above_the_spectra_of_its_heads(
     trained, random = below
     assert trained > 36
     assert random <= 7
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", ["permuted", "redrawn"])
+def test_a_trained_model_without_its_relations_has_no_verdict(change):
+    """all-MiniLM-L6-v2 with permuted entries, or with random singular vectors: no verdict, and hardly on a head."""
+    loaded, generator = load("minilm", device="cpu"), torch.Generator().manual_seed(0)
+
+    def redrawn(p):
+        sides = (torch.linalg.qr(torch.randn(n, min(p.shape), generator=generator)).Q for n in p.shape)
+        U, V = sides
+        return U * torch.linalg.svdvals(p) @ V.mT
+
+    if change == "permuted":
+        permuted(loaded.model)
+    else:
+        with torch.no_grad():
+            for p in loaded.model.encoder.parameters():
+                if p.ndim == 2:
+                    p.copy_(redrawn(p))
+    claims = [
+        "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "mixture", "expansion", "feed_forward_hopfield",
+        "entropy",
+    ]  # fmt: skip
+    measured = run_probe.measure(loaded.model, loaded.tokenizer, documents(None), tokens=5000, predictions=claims)
+    tested = [c for c in run_probe.evaluate(measured, predictions=claims).claims if c.prediction in claims]
+    assert {c.verdict for c in tested} == {"inconclusive"}
+    assert {c.prediction: c.judged for c in tested if max(c.supported, c.refuted) > 0.05 * c.judged} == {}

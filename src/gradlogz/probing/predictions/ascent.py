@@ -9,6 +9,7 @@ Read next: tie.py (the weights that make it exact), observables/moved_tokens.py 
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,7 @@ from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
     TEST_DETAILS,
+    band,
     beyond_the_null,
     conclude,
     judge,
@@ -31,6 +33,7 @@ from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Finding, Label, Quantity
 from ..statistics import Sums, bootstrap, sums_of
+from .observables import rotated_sides
 from .observables.moved_tokens import (
     DERIVATION,
     DRAWS,
@@ -44,12 +47,14 @@ from .observables.moved_tokens import (
     scaled,
     sites_of,
 )
+from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 STEPS = ("best", "own", "permuted")
 COLUMNS = ("tokens", *STEPS, "rises", "change", "radial", "lengths", *range(DRAWS))  # type: ignore[var-annotated]
 
 GAIN, PERMUTED, RISES, RADIAL = "gain", "gain, permuted", "share of tokens that rise", "radial share"
 EXCESS, ORDINARY = "gain, own minus permuted", "gain, own minus permuted, cleaned"
+AXES = "gain, own minus permuted, axes kept"  # the excess, with a null that keeps the axes of every head
 
 FORMULAS = """\
     G(x)      = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)       x: residual stream, normed; keys fixed
@@ -86,6 +91,10 @@ DECLARATION = Declaration(
         "with the same bootstrap weights.",
         f"Null: {DRAWS} random rotations of the updates, one for all tokens of a layer, which preserve the spectrum of "
         "the OV matrices. Their excess is computed to first order, as sum <g, R(T - T')> / sum |g||D|.",
+        "Such rotations also move the axes of the stream that weights of one model share. Reported beside the verdict, "
+        "with the same bound: the layers beyond random rotations between what each head reads and what it writes, as "
+        "for `tie`. They keep all axes; of a layer whose updates have one axis only the sign is left. This null takes "
+        "no part in the verdict.",
         f"Radial share: sum [G(x + R) - G(x)] / sum [G(x + D) - G(x)] for the radial part R = D - T of the update D, "
         "before the norm. Cleaned: without first tokens and massive activations, coordinates above "
         f"{LARGE:g} that are at least {TIMES:g} times the median of their token.",
@@ -102,8 +111,9 @@ DECLARATION = Declaration(
     quantities={
         GAIN: Quantity("1", "Δ±G(T) / Δ±G(|D| ∇G/|∇G|)"),
         PERMUTED: Quantity("1", "Δ±G(T of another token) / Δ±G(|D| ∇G/|∇G|)"),
-        EXCESS: Quantity("1", "[Δ±G(T) − Δ±G(T of another token)] / Δ±G(|D| ∇G/|∇G|)"),
-        ORDINARY: Quantity("1", "[Δ±G(T) − Δ±G(T of another token)] / Δ±G(|D| ∇G/|∇G|)"),
+        **dict.fromkeys(
+            (EXCESS, ORDINARY, AXES), Quantity("1", "[Δ±G(T) − Δ±G(T of another token)] / Δ±G(|D| ∇G/|∇G|)")
+        ),
         RISES: Quantity("share of tokens", "P(Δ±G(T) > 0)"),
         RADIAL: Quantity("1", "ΔG(D − T) / ΔG(D)"),
     },
@@ -121,6 +131,8 @@ DECLARATION = Declaration(
         ORDINARY: Label("median excess without first tokens and massive activations"),
         RADIAL: Label("median radial share of the increase before the norm"),
         "equivalent": Label(f"layers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
+        ALIGNED: Label("ascending layers beyond rotations that keep the axes of every head"),
+        OPPOSED: Label("descending ones"),
         **TEST_DETAILS,
     },
     remarks={
@@ -130,27 +142,44 @@ DECLARATION = Declaration(
         PERMUTED: "gain of permuted updates",
         EXCESS: "excess of the gain over permuted updates",
         ORDINARY: "excess without first tokens and massive activations",
+        AXES: "excess of the gain, against rotations that keep the axes of every head",
         RISES: "share of tokens whose log normaliser increases",
         RADIAL: "radial share of the increase before the norm",
     },
 )
 
 
-def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, Sums] | None:
+class LayerState(NamedTuple):
+    """Changes of G of a layer, of all sampled tokens and of cleaned ones; products of its heads."""
+
+    changes: Sums
+    products: Sums | None = None
+
+
+def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, LayerState] | None:
     """Changes of G, summed over the sampled tokens of each row: all of them, and those that are cleaned."""
-    columns = {name: _columns(site) for name, site in sites_of(event, batch_pass).items()}
-    return {name: sums_of(each, batch_pass.documents) for name, each in columns.items() if each is not None} or None
+    moved = {name: _moved(site) for name, site in sites_of(event, batch_pass).items()}
+    states = {
+        name: LayerState(sums_of(each[0], batch_pass.documents), each[1])
+        for name, each in moved.items()
+        if each is not None
+    }
+    return states or None
 
 
-def _columns(site: Site) -> Float[Tensor, "b 2 k"] | None:
-    """Columns of each row for all sampled tokens and for the cleaned ones; None if the layer has its own logits."""
+def _moved(site: Site) -> tuple[Float[Tensor, "b 2 k"], Sums | None] | None:
+    """Columns of each row for all sampled tokens and for the cleaned ones, and products of the heads.
+
+    None if the layer computes its own logits.
+    """
     g = _gradient(site)
     if g is None:
         return None
     with torch.no_grad():
         T, D = site.tangential(site.update), site.update
         g, length = site.tangential(g), D.norm(dim=-1, keepdim=True)
-        other = scaled(site.tangential(site.other), T.norm(dim=-1, keepdim=True))
+        elsewhere, size = site.tangential(site.other), T.norm(dim=-1, keepdim=True)
+        other = scaled(elsewhere, size)
         steps = torch.stack((scaled(g, length), T, other))
         # All versions are computed at once, as additional tokens at the same positions.
         moved = torch.cat((site.on_sphere(steps), site.on_sphere(-steps)))
@@ -164,7 +193,10 @@ def _columns(site: Site) -> Float[Tensor, "b 2 k"] | None:
         change = torch.stack((one, *odd, (odd[1] > 0).double(), G[7] - still, G[8] - still, lengths), -1)
         change = torch.cat((change, first_order), -1)
         masks = torch.stack((site.valid, site.ordinary), 1).unsqueeze(-1)
-        return torch.where(masks, change.unsqueeze(1), 0.0).sum(2)
+        ratio = size / elsewhere.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+        heads = site.heads - ratio.unsqueeze(1) * site.other_heads  # <g, T - other> = <g, heads W_o>: g is tangential
+        products = rotated_sides.products_of(site, g.unsqueeze(0), heads.unsqueeze(0), site.valid)
+        return torch.where(masks, change.unsqueeze(1), 0.0).sum(2), products
 
 
 def _gradient(site: Site) -> Float[Tensor, "b r D"] | None:
@@ -181,11 +213,11 @@ def _gradient(site: Site) -> Float[Tensor, "b r D"] | None:
     return g
 
 
-def evaluate(state: dict[str, Sums], model: Probed) -> list[Measured]:
+def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
     """Gain of every layer and of permuted updates, their difference, and the parts of the update."""
     rows = []
-    for layer, sums in state.items():
-        every, cleaned = (Sums(part) for part in sums.totals.unbind(1))
+    for layer, of_layer in state.items():
+        every, cleaned = (Sums(part) for part in of_layer.changes.totals.unbind(1))
         for quantity, function in RATIOS.items():
             part = cleaned if quantity == ORDINARY else every
             rows += measured(layer, quantity, bootstrap(function, part), part.totals[0, 0])
@@ -206,20 +238,27 @@ RATIOS = {
     PERMUTED: _over("permuted", "best"),
     EXCESS: _over("own", "best", "permuted"),
     ORDINARY: _over("own", "best", "permuted"),
+    AXES: _over("own", "best", "permuted"),
     RISES: _over("rises", "tokens"),
     RADIAL: _over("radial", "change"),
 }
 
 
-def null(state: dict[str, Sums], model: Probed, baseline: Baseline[dict[str, Sums]] | None) -> list[Measured]:
-    """Excess of rotated updates; gain of permuted ones."""
+def null(
+    state: dict[str, LayerState], model: Probed, baseline: Baseline[dict[str, LayerState]] | None
+) -> list[Measured]:
+    """Excess of updates that are rotated, as a whole or head by head; gain of permuted ones."""
     rows = []
-    for layer, sums in state.items():
+    for layer, (sums, products) in state.items():
         every = Sums(sums.totals[:, 0])
         rows += measured(layer, GAIN, bootstrap(RATIOS[PERMUTED], every), 0.0)
         for quantity, part in zip((EXCESS, ORDINARY), sums.totals[0], strict=True):
             draws = part[-DRAWS:] / part[COLUMNS.index("lengths")]
             rows.append(random_band(layer, None, quantity, draws))
+        spread = None if products is None else rotated_sides.deviation(products, model, layer)
+        if spread is not None:
+            lengths = float(every.totals[0, COLUMNS.index("lengths")])
+            rows.append(Measured(layer, None, AXES, *band(0.0, spread / lengths)))
     return rows
 
 
@@ -228,7 +267,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     judged = judge(findings, EXCESS, lambda f: beyond_the_null(f, LEAST))
     details = [median_detail(key, findings, key) for key in (GAIN, ORDINARY, RADIAL)]
     equivalent = practically_null("equivalent", judged.findings, EXCESS, LEAST)
-    return conclude(judged, EXCESS, details=[*details, equivalent])
+    return conclude(judged, EXCESS, details=[*details, equivalent, *beyond_axes(findings, AXES, LEAST)])
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

@@ -21,6 +21,7 @@ from ..hypothesis_tests import (
     NOTHING_MEASURED,
     TEST_DETAILS,
     absent,
+    band,
     beyond_the_null,
     conclude,
     judge,
@@ -48,6 +49,7 @@ from ..statistics import (
     ratio,
     sums_of,
 )
+from .observables import rotated_sides
 from .observables.attention_rows import at, chosen
 from .observables.moved_tokens import (
     DERIVATION,
@@ -59,8 +61,10 @@ from .observables.moved_tokens import (
     sites_of,
 )
 from .observables.moved_tokens import PART as MOVED
+from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 EXPANSION, ORDINARY = "expansion", "expansion, cleaned"
+AXES = "expansion, axes kept"  # the expansion, with a null that keeps the axes of every head
 GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "excess of log det"
 EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log trace of the feed-forward"}
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
@@ -110,7 +114,9 @@ DECLARATION = Declaration(
         "alone has J = 0.",
         f"<v, J v> is a central difference of {STEP:g} |x| in {PROBES} of {BANK} random directions, at one token in "
         f"{MOVED}. Norms: as for `ascent`. Null: {DRAWS} random rotations of the updates, one for all tokens of a "
-        "layer, which preserve the spectrum of the OV matrices. Cleaned: without first tokens and massive activations.",
+        "layer, which preserve the spectrum of the OV matrices. Cleaned: without first tokens and massive activations. "
+        "Reported beside the verdict, with the same bound: the sublayers beyond random rotations between what each "
+        "head reads and what it writes, which keep all axes that weights share, as for `ascent`.",
         "Reported: the growth of traces and log determinants of Cov(x), and their excess over an uncorrelated update, "
         "for updates and for their tangential parts, without the component along the token. A few massive tokens "
         "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence. "
@@ -134,6 +140,7 @@ DECLARATION = Declaration(
     quantities={
         EXPANSION: _RATE,
         ORDINARY: _RATE,
+        AXES: _RATE,
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
         **dict.fromkeys((*EXCESS.values(), *REST.values(), ALONG["excess"], ALONG["rest"]), _OF_TRACE),
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
@@ -155,10 +162,15 @@ DECLARATION = Declaration(
         ),
         REST["attention"]: Label("by whole updates, of log tr Cov", null="uncorrelated updates"),
         "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
+        ALIGNED: Label("expanding sublayers beyond rotations that keep the axes of every head"),
+        OPPOSED: Label("contracting ones"),
         **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "No attention sublayer allows its update to be computed for moved tokens."},
-    labels={ORDINARY: "expansion without first tokens and massive activations"},
+    labels={
+        ORDINARY: "expansion without first tokens and massive activations",
+        AXES: "expansion, against rotations that keep the axes of every head",
+    },
     places={
         **dict.fromkeys((GROWTH, VOLUME), "sublayers and normalisation layers"),
         VOLUME_EXCESS: "sublayers",
@@ -181,10 +193,14 @@ class StackState(NamedTuple):
 
 
 class State(NamedTuple):
-    """Moments of the sublayers and norms of each stack; divergences of each attention layer, all and cleaned tokens."""
+    """Moments of the sublayers and norms of each stack; of each attention layer divergences and products of its heads.
+
+    rates: of all and of cleaned tokens. products: observables/rotated_sides.py.
+    """
 
     stacks: Mapping[str, StackState] = {}
     rates: Mapping[str, Sums] = {}
+    products: Mapping[str, Sums] = {}
 
 
 @dataclass
@@ -199,9 +215,11 @@ def statistics(event: Event | ForwardOutput, batch_pass: BatchPass) -> State | N
     """
     sites, stacks = sites_of(event, batch_pass), batch_pass.memory(_Memory).stacks
     if isinstance(event, ForwardOutput):
-        columns = {name: _divergence(site) for name, site in sites.items()}
-        rates = {name: sums_of(each, batch_pass.documents) for name, each in columns.items() if each is not None}
-        return State({stack: each.summed(batch_pass.batch.group) for stack, each in stacks.items()}, rates)
+        divergences = {name: _divergence(site) for name, site in sites.items()}
+        measurable = {name: each for name, each in divergences.items() if each is not None}
+        rates = {name: sums_of(columns, batch_pass.documents) for name, (columns, _) in measurable.items()}
+        products = {name: each for name, (_, each) in measurable.items()}
+        return State({stack: each.summed(batch_pass.batch.group) for stack, each in stacks.items()}, rates, products)
     if isinstance(event, Passed):
         name, x, u = event.sublayer.name, event.stream, event.update
     elif isinstance(event, Normed):
@@ -224,7 +242,8 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
     for sublayer in model.architecture.sublayers:
         name, kind = sublayer.name, sublayer.kind
         if name in state.rates:
-            for quantity, part in zip((EXPANSION, ORDINARY), state.rates[name].totals.unbind(1), strict=True):
+            every, cleaned = state.rates[name].totals.unbind(1)
+            for quantity, part in ((EXPANSION, every), (ORDINARY, cleaned), (AXES, every)):
                 rows += measured(name, quantity, bootstrap(ratio, Sums(part)), part[0, 0])
         elif kind == "attention":
             rows.append(absent(name, EXPANSION))
@@ -247,6 +266,9 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
     for layer, sums in state.rates.items():
         for quantity, part in zip((EXPANSION, ORDINARY), sums.totals[0], strict=True):
             rows.append(random_band(layer, None, quantity, part[-DRAWS:] / part[2]))
+        spread = rotated_sides.deviation(state.products[layer], model, layer)
+        if spread is not None:
+            rows.append(Measured(layer, None, AXES, *band(0.0, spread / float(sums.totals[0, 0, 2]))))
     kinds = {s.name: s.kind for s in model.architecture.sublayers}
     for name in kinds.keys() & estimates.keys():
         for quantity, key in ((GROWTH, "uncorrelated"), (VOLUME, "volume uncorrelated")):
@@ -262,14 +284,18 @@ def verdict(findings: list[Finding]) -> Judgement:
     judged = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
     equivalent = practically_null("equivalent", judged.findings, EXPANSION, LEAST)
-    return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
+    beyond = beyond_axes(findings, AXES, LEAST)
+    return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent, *beyond])
 
 
 # Divergence -----------------------------------------------------------------------------------------------------------
 
 
-def _divergence(site: Site) -> Float[Tensor, "b 2 k"] | None:
-    """Columns (tokens, <v, J v>, |u|/|x|, those of rotated updates) of each row, for all and for cleaned tokens."""
+def _divergence(site: Site) -> tuple[Float[Tensor, "b 2 k"], Sums] | None:
+    """Columns (tokens, <v, J v>, |u|/|x|, those of rotated updates) of each row, for all and for cleaned tokens.
+
+    With them the products of the changes of the heads with v.
+    """
     with torch.no_grad():
         x = site.stream
         directions = _bank(x.shape[-1], x.device)
@@ -278,16 +304,20 @@ def _divergence(site: Site) -> Float[Tensor, "b 2 k"] | None:
         v = v / v.norm(dim=-1, keepdim=True)
         length = site.centred(x).norm(dim=-1, keepdim=True)
         q = site.queries(torch.cat((x.unsqueeze(0), x + STEP * length * v, x - STEP * length * v)))
-        u = None if q is None else site.updates(q)
-        if u is None:
+        heads = None if q is None else site.heads_of(q)
+        u = None if heads is None else site.updates(heads)
+        if heads is None or u is None:
             return None
         Jv = (u[1 : PROBES + 1] - u[PROBES + 1 :]) / (2 * STEP * length)
+        of_heads = (heads[1 : PROBES + 1] - heads[PROBES + 1 :]) / (2 * STEP * PROBES * length.unsqueeze(1))
+        products = rotated_sides.products_of(site, v, of_heads, site.valid)
+        assert products is not None  # the output projection is known
         growth = (v * Jv).sum(-1).mean(0)
         turned = (v.unsqueeze(-2) * rotated(Jv)).sum(-1).mean(0)
         lengths = u[0].norm(dim=-1) / length.squeeze(-1)
         columns = torch.cat((torch.stack((torch.ones_like(growth), growth, lengths), -1), turned), -1).double()
         masks = torch.stack((site.valid, site.ordinary), 1).unsqueeze(-1)
-        return torch.where(masks, columns.unsqueeze(1), 0.0).sum(2)
+        return torch.where(masks, columns.unsqueeze(1), 0.0).sum(2), products
 
 
 @lru_cache

@@ -32,7 +32,7 @@ from ..prediction import Baseline, Prediction, Probed
 from ..runs.judgement import Judgement, Measured
 from ..runs.records import PREDICTED, Declaration, Detail, Finding, Label, Quantity, Remark
 from ..statistics import Sums, bootstrap, sums_of
-from .observables.gaussian_mixture import COMPONENTS, NU, FittedMixture, fit_mixtures
+from .observables.gaussian_mixture import COMPONENTS, NU, FittedMixture, features_of, fit_mixtures
 from .observables.visible_keys import DRAWN, FEWEST, ROWS, LayerRows, VisibleKeys, layer_rows, visible_keys
 
 EXPLAINED, NORMALIZER, INFORMATION = "mean explained", "log normalizer explained", "information"
@@ -112,6 +112,9 @@ DECLARATION = Declaration(
         "that come from such a mixture is 0 for any number of keys, dimension and logit variance. The expected error "
         "of a covariance estimated from N independent keys, (<q, Sigma q> E <q', Sigma q'> + |Sigma q|²) / N, is part "
         "of what is left unexplained of keys of the mixture.",
+        "Intervals are conditional on the fitted mixtures: the bootstrap draws the documents of the rows, and not "
+        "those of the fit. With few documents the deficit contains the error of a mixture fitted to other documents, "
+        "and falls as more are read, farther than the intervals allow.",
         f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
         f"{INFORMED:g} nats of information (log n - entropy), and the explained variance of the attended mean is at "
         f"least {POWER:g}. They do not support the claim: keys of untrained models are random projections of tokens, "
@@ -352,6 +355,7 @@ def _of_half(
     m = m @ axes.repeated(axes.of_keys, h)
     g, size = rows.log_normalizer[:, out].double(), rows.size[:, out].double()
     x = ((rows.visible[:, out].flatten(1, 2).double() - axes.centre) @ axes.of_keys)[..., :DIRECTIONS]
+    features = features_of(x)
     weight = axes.repeated(axes.variance, h).unsqueeze(-2)
     dtype = rows.query.dtype
     random = _RandomNumbers.drawn(seed, int(size.max().ceil()), q.shape[-1], dtype)
@@ -365,7 +369,7 @@ def _of_half(
         step, height = _tilted(each, q)
         drawn_m, drawn_g = (t.double() for t in _attended(each.to(dtype), random, q.to(dtype), size.to(dtype)))
         drawn_left = square(drawn_m - step) + (q.square().sum(-1) * weight.sum(-1) + square(q)) / keys.shape[1]
-        density = mixture.log_density(x).unflatten(1, (-1, DRAWN)).mean(-1) / x.shape[-1]
+        density = mixture.log_density(features).unflatten(1, (-1, DRAWN)).mean(-1) / x.shape[-1]
         columns += [
             square(m - step), (g - height).square(), square(drawn_m), drawn_left, drawn_g.square(),
             (drawn_g - height).square(), density.repeat_interleave(h // hk, 0),
@@ -444,10 +448,12 @@ def _attended(
         hidden = places >= n
         base = (~hidden).to(k.dtype) / n
         mean = base @ k
-        u = (q[:, each::SETS] @ k.mT).masked_fill(hidden, -torch.inf)
-        G = u.logsumexp(-1, keepdim=True)
-        moved[:, each::SETS] = (u - G).exp() @ k - mean
-        height[:, each::SETS] = G.squeeze(-1) - n.squeeze(-1).log() - (mean * q[:, each::SETS]).sum(-1)
+        u = (q[:, each::SETS] @ k.mT).masked_fill_(hidden, -torch.inf)
+        top = u.amax(-1, keepdim=True)
+        e = u.sub_(top).exp_()
+        Z = e.sum(-1, keepdim=True)
+        moved[:, each::SETS] = e @ k / Z - mean
+        height[:, each::SETS] = (Z.log() + top - n.log()).squeeze(-1) - (mean * q[:, each::SETS]).sum(-1)
     return moved, height
 
 

@@ -9,7 +9,6 @@ No D x D matrix is formed: inner products come from d x d products of the factor
 Read next: qk_geometry.py (QK matrices), ascent.py (the same claim for tokens).
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +51,7 @@ from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import on_cpu
 from .observables.head_factors import Factors, Moments, cosine, factors_of, folded, of_unit_tokens, products
 from .observables.moved_tokens import DERIVATION, INTERESTING, LEAST
+from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
 AXES = "weighted cosine, axes kept"  # the weighted cosine, with a null that keeps the axes of the head
@@ -129,8 +129,8 @@ DECLARATION = Declaration(
     outcomes=("are aligned", "are opposed"),
     details={
         "unrelated": Label("unrelated heads"),
-        "aligned_beyond_axes": Label("aligned heads beyond rotations that keep their axes"),
-        "opposed_beyond_axes": Label("opposed ones"),
+        ALIGNED: Label("aligned heads beyond rotations that keep their axes"),
+        OPPOSED: Label("opposed ones"),
         "above_rotations": Label("heads whose unweighted cosine is above its random-rotation null"),
         "below_rotations": Label("below"),
         **OVER_DETAILS,
@@ -283,12 +283,9 @@ def verdict(findings: list[Finding]) -> Judgement:
     plain = [f for f in findings if f.quantity == COSINE]
     significant = [f for f, stands in zip(plain, outside(plain), strict=True) if stands]
     above = sum(f.value > 0 for f in significant)
-    beyond = Counter(f.verdict for f in judge(findings, AXES, lambda f: beyond_the_null(f, LEAST)).findings)
-    heads = sum(f.quantity == AXES for f in findings)
     counts = (
         unrelated,
-        Detail("aligned_beyond_axes", count=beyond["supported"], total=heads),
-        Detail("opposed_beyond_axes", count=beyond["refuted"], total=heads),
+        *beyond_axes(findings, AXES, LEAST),
         Detail("above_rotations", count=above, total=len(plain)),
         Detail("below_rotations", count=len(significant) - above, total=len(plain)),
     )

@@ -155,7 +155,7 @@ class Comoments(NamedTuple):
         r = (root * between_x).movedim(1, -2)  # [v, *h, g, p]
         joined = torch.tensordot(member, xx, 1)
         joined = joined if xx.ndim > x.ndim else _unpacked(joined, x.shape[-1])
-        moments = GroupMoments(count, mean_x, _symmetric(joined + r.mT @ r))
+        moments = GroupMoments(count, mean_x, _symmetric(joined.add_(r.mT @ r)))
         if y is None:
             return moments
         mean_y, between_y = _centred(share, fraction, y)
@@ -301,7 +301,7 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 
 def _symmetric(products: Tensor) -> Tensor:
     """Return the symmetric part; exactly symmetric, so that half of it can be stored."""
-    return (products + products.mT) / 2
+    return (products + products.mT).mul_(0.5)
 
 
 def _centred(share: Tensor, fraction: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:

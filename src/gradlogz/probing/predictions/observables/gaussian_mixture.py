@@ -39,9 +39,9 @@ class FittedMixture(NamedTuple):
         """The mixture as a measure with a closed log normaliser."""
         return Mixture(self.weights.log(), Gaussian(self.means, self.covariances, validate=False), validate=False)
 
-    def log_density(self, x: Float[Tensor, "h n r"]) -> Float[Tensor, "h n"]:
-        """Logarithm of the density at points, in nats."""
-        return _log_joint(_features(x), self).logsumexp(1)
+    def log_density(self, features: Float[Tensor, "h n f"]) -> Float[Tensor, "h n"]:
+        """Logarithm of the density at points with these features, in nats."""
+        return _log_joint(features, self).logsumexp(1)
 
     def drawn(self, uniform: Float[Tensor, "*s n"], normal: Float[Tensor, "*s n r"]) -> Float[Tensor, "h *s n r"]:
         """Points drawn from every head's mixture with the same random numbers."""
@@ -64,7 +64,7 @@ class FittedMixture(NamedTuple):
 def fit_mixtures(x: Float[Tensor, "h n r"]) -> dict[int, FittedMixture]:
     """Mixtures of each number of components, fitted to points of mean 0 and covariance I."""
     h, _, r = x.shape
-    features = _features(x)
+    features = features_of(x)
     identity = torch.eye(r, dtype=x.dtype, device=x.device)
     fitted = FittedMixture(x.new_ones(h, 1), x.new_zeros(h, 1, r), identity.expand(h, 1, r, r))
     mixtures = {1: fitted}
@@ -78,7 +78,7 @@ def fit_mixtures(x: Float[Tensor, "h n r"]) -> dict[int, FittedMixture]:
     return mixtures
 
 
-def _features(x: Float[Tensor, "h n r"]) -> Float[Tensor, "h n f"]:
+def features_of(x: Float[Tensor, "h n r"]) -> Float[Tensor, "h n f"]:
     """(1, x, x_a x_b for a <= b): log densities and weighted moments are linear in them."""
     a, b = torch.triu_indices(x.shape[-1], x.shape[-1])
     return torch.cat((torch.ones_like(x[..., :1]), x, x[..., a] * x[..., b]), -1)

@@ -116,7 +116,8 @@ def linear_links(
     matrices, offsets = [], []
     for rows in versions:
         out = ~rows[owner]
-        Z, M = total - e[..., out].sum(-1, keepdim=True), moved - e[..., out] @ key[:, out]
+        left = e[..., out]
+        Z, M = total - left.sum(-1, keepdim=True), moved - left @ key[:, out]
         mean = M / Z
         for h, few in enumerate((Z < FEW * total).squeeze(-1)):
             if few.any():

@@ -41,6 +41,7 @@ class Site(NamedTuple):
     """An attention layer at the sampled tokens, with the residual stream, the update and the update of other tokens.
 
     attn_mask: bias and mask of the sampled tokens. norm: the norm that reads the updated stream, None if there is none.
+    heads, other_heads: outputs of the heads for the token and for the other token.
     """
 
     layer_call: LayerCall
@@ -53,6 +54,8 @@ class Site(NamedTuple):
     stream: Float[Tensor, "b r D"]
     update: Float[Tensor, "b r D"]
     other: Float[Tensor, "b r D"]
+    heads: Float[Tensor, "b h r v"]
+    other_heads: Float[Tensor, "b h r v"]
 
     @property
     def ordinary(self) -> Bool[Tensor, "b r"]:
@@ -82,12 +85,27 @@ class Site(NamedTuple):
         G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / self.call.scale
         return self._versions(G)
 
-    def updates(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b r D"] | None:
-        """Updates of every version of the tokens; None if the output projection of the layer is unknown."""
+    def heads_of(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b h r v"]:
+        """Outputs of the heads for every version of the tokens."""
+        return self._versions(self._attend(query, self.call.value).output.transpose(1, 2)).transpose(2, 3)
+
+    def updates(self, heads: Float[Tensor, "k b h r v"]) -> Float[Tensor, "k b r D"] | None:
+        """Updates by these outputs of the heads; None if the output projection of the layer is unknown."""
         if self.layer_call.output is None:
             return None
-        heads = self._attend(query, self.call.value).output.transpose(1, 2).flatten(2)
-        return self._versions(self.layer_call.output(heads.to(self.call.value.dtype)))
+        concatenated = heads.transpose(2, 3).flatten(3).flatten(0, 1).to(self.call.value.dtype)
+        updates: Tensor = self.layer_call.output(concatenated.contiguous())  # layers of tokens [b, n, D], as in a pass
+        return updates.unflatten(0, heads.shape[:2])
+
+    def read_by_heads(self, y: Float[Tensor, "k b r D"]) -> Float[Tensor, "k b h r v"] | None:
+        """y W_oᵀ, the inner products of y with the output vectors of each head; None if these are unknown."""
+        with torch.enable_grad():
+            heads = self.heads.expand(len(y), *self.heads.shape).detach().requires_grad_()
+            u = self.updates(heads)
+            if u is None:
+                return None
+            (read,) = torch.autograd.grad(u, heads, y.to(u.dtype))
+        return read
 
     def _attend(self, query: Tensor, value: Tensor) -> Attention:
         versions = query.shape[2] // self.places.shape[1]
@@ -158,14 +176,16 @@ def _site(
     call, mean = attended.arguments, attended.attention.key_mean
     places, valid = chosen(attended, batch_pass, 1 / PART)
     empty = call.query.new_zeros(*call.query.shape[:2], 0, call.query.shape[3])  # queries are computed again
+    elsewhere = other_places(places, known)
     x, D, other = (
         at(t.unsqueeze(1), index).squeeze(1)
-        for t, index in ((passed.stream, places), (passed.update, places), (passed.update, other_places(places, known)))
+        for t, index in ((passed.stream, places), (passed.update, places), (passed.update, elsewhere))
     )
+    heads, other_heads = (at(attended.attention.output, index) for index in (places, elsewhere))
     return Site(
         at_tokens(layer_call, places), places, valid, call._replace(query=empty),
         log_weights_of(attended, places), None if call.softcap is not None or mean is None else at(mean, places),
-        norm_of_updates(passed.sublayer), x, D, other,
+        norm_of_updates(passed.sublayer), x, D, other, heads, other_heads,
     )  # fmt: skip
 
 
