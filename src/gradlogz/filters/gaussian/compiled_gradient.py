@@ -2,7 +2,8 @@
 
     forward     the kernel of the filter
     backward    gradients in the log likelihood and in the last state    ../../kernels/filters/gpu_gradients.py
-                gradients in other fields, second derivatives            the torch path, run again
+                gradients in other fields, second derivatives,
+                several gradients at once (is_grads_batched)             the torch path, run again
 
 Nothing is kept between the passes but the inputs. A kernel is compared with automatic differentiation of the torch path
 on a small problem before its first use.
@@ -73,7 +74,8 @@ class _Steps(torch.autograd.Function):
     def backward(ctx: Any, *outside: Tensor | None) -> Tensors:  # type: ignore[override]
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         slopes = None
-        if not torch.is_grad_enabled() and all(t is None for t in outside[4:]):
+        are_batched = any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in outside)
+        if not are_batched and not torch.is_grad_enabled() and all(t is None for t in outside[4:]):
             slopes = _by_kernel(ctx.kernel, ctx.steps, tensors, needed, outside[:4])
         return None, None, None, *(slopes or _by_torch(ctx.steps, tensors, needed, outside))
 

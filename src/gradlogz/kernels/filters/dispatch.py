@@ -2,7 +2,7 @@
 
 numba      CPU, float32 and float64                                       cpu.py, extra [fast]
 NVRTC      CUDA, float32 and float64                                      gpu.py; gpu_gradients.py
-None       other gradients, tracing, few steps: the torch path                  ../../filters/gaussian/switching.py
+None       other gradients, tracing, few steps: the torch path            ../../filters/gaussian/switching.py
 """
 
 import math
