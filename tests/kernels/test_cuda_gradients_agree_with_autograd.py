@@ -66,7 +66,7 @@ def calls(monkeypatch, built):
         finished.append(slopes is not None)
         return slopes
 
-    def kernel(tensors, filters):
+    def kernel(tensors, filters, **_):
         return gpu_gradients if any(t is not None and t.requires_grad for t in tensors) else None
 
     compiled_gradient._is_right.cache_clear()
@@ -105,7 +105,7 @@ def gradients(model, start, series, method, value=None, learned=None, **more):
 def alike(monkeypatch, model, start, series, method, tolerance=1e-12, **more):
     total, slopes = gradients(model, start, series, method, **more)
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
         expected, wanted = gradients(model, start, series, method, **more)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     for name, slope in wanted.items():
@@ -179,7 +179,7 @@ def test_several_gradients_at_once_take_the_torch_path(calls, monkeypatch, metho
 
     found = each_target()
     assert calls == [True]  # the first check alone
-    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
     torch.testing.assert_close(found, each_target(), rtol=0, atol=1e-12 * float(found.abs().max()))
 
 
@@ -214,7 +214,7 @@ def test_other_fields_and_second_derivatives_take_the_torch_path(calls, monkeypa
 
     found = curvature(model.R.clone().requires_grad_())
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
         expected = curvature(model.R.clone().requires_grad_())
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))
 
@@ -234,7 +234,7 @@ def test_series_that_are_filtered_in_parts_have_gradients(calls, monkeypatch):
 
     found = slopes()
     assert calls == [True] * 3  # the first check, and the gradients of two parts
-    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
     for slope, expected in zip(found, slopes(), strict=True):
         torch.testing.assert_close(slope, expected, rtol=0, atol=1e-12 * (1 + float(expected.abs().max())))
 

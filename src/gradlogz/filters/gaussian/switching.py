@@ -116,8 +116,8 @@ def imm(
             half to a third of the time and less than a tenth of the memory.
 
     Calls that need no gradients run in a compiled kernel: on the CPU if numba is installed
-    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). On a GPU gradients of the
-    log likelihood and of the last state are compiled too (compiled_gradient.py).
+    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). Gradients of the log
+    likelihood are compiled too, on a GPU and, if no field is requested (`fields=()`), on the CPU (compiled_gradient.py).
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -585,7 +585,7 @@ def _differentiable_pass(
         return flat(*_torch_pass(call, chosen, *arguments(tensors), last=last, wanted=wanted))
 
     steps = Pass(chosen.order, observed, compiled, by_torch, advance)
-    results = filter_with_gradient(steps, (*parameters[:7], *state, y))
+    results = filter_with_gradient(steps, (*parameters[:7], *state, y), reports=bool(names))
     if results is None:
         return None
     fields = dict(zip(names, results[4:], strict=True))
