@@ -384,6 +384,9 @@ class SwitchingFilter(NamedTuple):
         """Validated arguments of one step, as a series of length 1."""
         steps = self.model.steps
         check_state(call, self.model, state, depth=self.order)
+        if dt is None and self.model.continuous:
+            problem = "dt= is missing, and this model is continuous in time (Generator)"
+            raise InputValueError(call, "dt", problem, "Pass the time since the previous step.")
         if not 0 <= time < (steps or time + 1):
             remedy = "Count steps from 0."
             raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
