@@ -4,8 +4,8 @@ Hamilton    autoregression of order 4 about a mean that switches [hamilton89]; i
 Lam         trend whose slope switches, and a stationary cycle [lam90]; `gpb2` is Kim's filter of it
 
 gradlogz maximises with scipy's L-BFGS-B and the gradient of the log likelihood; statsmodels with its own `fit`, which
-has no model of Lam's kind. "reported" is the time of statsmodels' pull request 2921, which was not merged, as its author
-reports it (2016, on his machine): 6.5 minutes and about one.
+has no model of Lam's kind. "reported" is the time of statsmodels' pull request 2921, which was not merged, as reported
+there (2016, the author's machine): 6.5 minutes and about one.
 """
 
 import ast
@@ -62,7 +62,9 @@ def lam(v: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the log likelihood; v: two logits, two slopes, two coefficients and the log variance."""
     slopes, fixed = torch.stack((v[2], v[2] + v[3].exp())), torch.zeros(3, 3, dtype=F64)
     fixed[0, 0] = fixed[2, 1] = 1.0
-    cycle = torch.stack((torch.zeros_like(v[:3]), torch.cat((torch.zeros_like(v[:1]), v[4:6])), torch.zeros_like(v[:3])))
+    cycle = torch.stack(
+        (torch.zeros_like(v[:3]), torch.cat((torch.zeros_like(v[:1]), v[4:6])), torch.zeros_like(v[:3]))
+    )
     Q = torch.zeros(3, 3, dtype=F64)
     Q[1, 1] = 1.0
     model = SwitchingModel(
@@ -104,7 +106,7 @@ def rows() -> list[dict[str, object]]:
     assert abs(maximum(hamilton, y).fun + theirs.fit(disp=False).llf) < 1e-5
     table = []
     for name, likelihood in (("Hamilton", hamilton), ("Lam", lam)):
-        found = maximum(likelihood, y)
+        result = maximum(likelihood, y)
         calls = {"gradlogz": lambda f=likelihood: maximum(f, y)}
         if name == "Hamilton":
             calls["statsmodels"] = lambda: theirs.fit(disp=False)
@@ -115,9 +117,9 @@ def rows() -> list[dict[str, object]]:
                 "seconds": {who: round(t, 3) for who, t in seconds.items() if who != "A/A"},
                 "A/A": round(seconds["A/A"] / seconds["gradlogz"], 3),
                 "reported": REPORTED[name],
-                "log likelihood": round(-found.fun, 4),
-                "evaluations": int(found.nfev),
-                "converged": bool(found.success),
+                "log likelihood": round(-result.fun, 4),
+                "evaluations": int(result.nfev),
+                "converged": bool(result.success),
             }
         )
     return table

@@ -79,7 +79,7 @@ def calls(monkeypatch, built):
 
 
 def gradients(model, start, series, method, value=None, learned=None, **more):
-    """Gradients of a weighted sum of log likelihoods, or of another value, in every input or in those that are learned."""
+    """Gradients of a weighted sum of log likelihoods, or of another value, in all inputs or those that are learned."""
 
     def leaf(name, tensor):
         return tensor.detach().clone().requires_grad_(learned is None or name in learned)

@@ -117,7 +117,7 @@ def imm(
 
     Calls that need no gradients run in a compiled kernel: on the CPU if numba is installed
     (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). Gradients of the log
-    likelihood are compiled too, on a GPU and, if no field is requested (`fields=()`), on the CPU (compiled_gradient.py).
+    likelihood are compiled too, on the CPU if no field is requested (`fields=()`); compiled_gradient.py.
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 

@@ -34,24 +34,22 @@ def differentiate(
     if outside.keys() != {"log_likelihood"}:
         return None
     y, start, wanted = observations, (*state, outside["log_likelihood"]), frozenset(FILTERED_MODES)
-    found = cpu.forward(depth, parameters, start, y, observed, last=False, wanted=wanted)
-    if found is None:
+    filtered = cpu.forward(depth, parameters, start, y, observed, last=False, wanted=wanted)
+    if filtered is None:
         return None
-    modes = dict(zip(FIELDS, found.reported, strict=True))
+    modes = dict(zip(FIELDS, filtered.reported, strict=True))
     *model, d = parameters
     if "y" in needed:  # dl/dy = -sum_j dl/dd_j at every step
         k = state[0].shape[-2]
         d = (y.new_zeros(k, y.shape[-1]) if d is None else d).expand(*y.shape[:-1], k, y.shape[-1])
-    filtered: Any = tuple(modes[name] for name in FILTERED_MODES)
-    series = backward.FilteredSeries((*model, d), state, filtered, y, observed)
+    by_mode: Any = tuple(modes[name] for name in FILTERED_MODES)
+    series = backward.FilteredSeries((*model, d), state, by_mode, y, observed)
     of_d = {"d"} if "y" in needed else set()
     slopes = backward.differentiate(series, "gpb2" if depth == 2 else "imm", needed & MODEL_ENDS.keys() | of_d)
     if slopes is None:
         return None
     shapes = dict(zip((*MODEL_ENDS, "mean", "covariance", "log_probability"), (*parameters, *state), strict=True))
-    results = {
-        name: summed(outside["log_likelihood"], slopes[name], shapes[name].shape) for name in needed - {"y"}
-    }
+    results = {name: summed(outside["log_likelihood"], slopes[name], shapes[name].shape) for name in needed - {"y"}}
     if "y" in needed:
         results["y"] = summed(outside["log_likelihood"], -slopes["d"].sum(-2), y.shape)
     return results
