@@ -2,8 +2,8 @@
 
     differentiate    called by ../../filters/gaussian/compiled_gradient.py in the backward pass
 
-The filter runs again in the backward pass, so that nothing but the inputs is kept between the passes. Where the gradient
-is always needed it goes back at once, in ../../filters/gaussian/likelihood.py.
+The filter runs again in the backward pass, so that nothing but the inputs is kept between the passes. If the gradient
+is always needed, ../../filters/gaussian/likelihood.py goes back at once.
 
 Read next: backward.py (the pass back), gpu_gradients.py (the same on a GPU).
 """
