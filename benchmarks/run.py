@@ -21,6 +21,7 @@ import layers
 import measures
 import models
 import probe
+import regime_switching
 import smoothers
 
 BENCHMARKS = {
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "filters_in_time": filters_in_time.rows,
     "filters_online": filters_online.rows,
     "smoothers": smoothers.rows,
+    "regime_switching": regime_switching.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -17,6 +17,7 @@ NAMES = (
     "dynamics.md",
     "filters.md",
     "aircraft.md",
+    "from_statsmodels.md",
     "findings.md",
     "probe.md",
     "contrastive.md",
@@ -573,6 +574,16 @@ def smoothers() -> str:
     return "\n".join(lines)
 
 
+def regime_switching() -> str:
+    """Seconds of maximum likelihood of two models with regimes."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "regime_switching.json").read_text())["rows"]
+    lines = ["| model | gradlogz, s | A/A | statsmodels, s | pull request 2921, reported, s |", "|---|---|---|---|---|"]
+    for row in rows:
+        ours, theirs = row["seconds"]["gradlogz"], row["seconds"].get("statsmodels", "")
+        lines.append(f"| {row['problem']} | {ours} | {row['A/A']:.2f} | {theirs} | {row['reported']:.0f} |")
+    return "\n".join(lines)
+
+
 def filters_gpu() -> str:
     """Millions of target-steps per second, CUDA kernel and torch path, one row per filter."""
     table = json.loads((ROOT / "benchmarks" / "results" / "filters_gpu.json").read_text())
@@ -929,6 +940,7 @@ TABLES = {
     "filters online": filters_online,
     "filters own intervals": filters_own_intervals,
     "smoothers": smoothers,
+    "regime switching": regime_switching,
     "filters gpu": filters_gpu,
     "filters in time gpu": filters_in_time_gpu,
     "filter quality": filter_quality,

@@ -45,6 +45,11 @@ def check_floats(call: str, **tensors: Tensor) -> None:
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             fact, remedy = type(t).__name__, "Wrap it in torch.as_tensor."
+            kind = getattr(getattr(t, "dtype", None), "kind", "f")  # of a numpy array
+            if kind in "mM":
+                fact, remedy = f"{fact} of {t.dtype}", f"Pass seconds: ({name} - {name}[0]) / np.timedelta64(1, 's')."
+            elif kind not in "biufc":
+                fact, remedy = f"{fact} of {t.dtype}", "Convert it to numbers with .astype(float)."
             raise InputTypeError(call, name, f"{name} must be a tensor, got {fact}", remedy)
         if t.dtype not in FLOATS:
             remedy = f"Convert it with {name}.float() or {name}.double(); a mask of zeros and ones with {name}.bool()."

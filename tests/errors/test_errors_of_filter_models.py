@@ -56,6 +56,24 @@ def at_the_sensor():
 
 
 ERRORS = [
+    (
+        ValueError,
+        "SwitchingModel.of: models",
+        "continuous=True",
+        lambda: SwitchingModel.of([KalmanModel(1.0, 1.0, 1.0, 1.0)], transition=Generator(0 * rate[:1, :1])),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.step: dt",
+        "missing",
+        lambda: SwitchingFilter(continuous).step(SwitchingFilter(continuous).init(start), torch.zeros(1, dtype=F64)),
+    ),
+    (
+        ValueError,
+        "SwitchingFilter.predict: dt",
+        "missing",
+        lambda: SwitchingFilter(continuous).predict(SwitchingFilter(continuous).init(start)),
+    ),
     (ValueError, "with_clutter: model", "Generator", lambda: with_clutter(continuous, 0.1, torch.eye(1, dtype=F64))),
     (ValueError, "with_clutter: probability", "1.5", lambda: with_clutter(discrete, 1.5, torch.eye(1, dtype=F64))),
     (ValueError, "with_clutter: covariance", "[1, 1]", lambda: with_clutter(discrete, 0.1, torch.eye(2, dtype=F64))),

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +83,8 @@ def velocity(dimensions=2, **changes):
 
 
 ERRORS = [
+    (TypeError, "Series: times", "seconds", lambda: Series(y, times=np.arange(4).astype("datetime64[ns]"))),
+    (TypeError, "Series: observations", "numbers", lambda: Series(np.array([[0.0], [None]]))),
     (
         ValueError,
         "SwitchingModel: F",

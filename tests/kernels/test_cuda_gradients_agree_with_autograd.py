@@ -66,7 +66,7 @@ def calls(monkeypatch, built):
         finished.append(slopes is not None)
         return slopes
 
-    def kernel(tensors, filters):
+    def kernel(tensors, filters, **_):
         return gpu_gradients if any(t is not None and t.requires_grad for t in tensors) else None
 
     compiled_gradient._is_right.cache_clear()
@@ -78,11 +78,15 @@ def calls(monkeypatch, built):
     compiled_gradient._is_right.cache_clear()
 
 
-def gradients(model, start, series, method, value=None, **more):
-    """Gradients of a weighted sum of log likelihoods, or of another value, in every field, start and observation."""
-    fields = {n: t.detach().clone().requires_grad_() for n in FIELDS if (t := getattr(model, n)) is not None}
-    initial = {n: getattr(start, n).detach().clone().requires_grad_() for n in INITIAL}
-    y = series.observations.detach().clone().requires_grad_()
+def gradients(model, start, series, method, value=None, learned=None, **more):
+    """Gradients of a weighted sum of log likelihoods, or of another value, in all inputs or those that are learned."""
+
+    def leaf(name, tensor):
+        return tensor.detach().clone().requires_grad_(learned is None or name in learned)
+
+    fields = {n: leaf(n, t) for n in FIELDS if (t := getattr(model, n)) is not None}
+    initial = {n: leaf(n, getattr(start, n)) for n in INITIAL}
+    y = leaf("y", series.observations)
     made = SwitchingModel(**fields, validate=False)
     placed = Series(y, mask=series.mask, lengths=series.lengths)
     filtered = SwitchingFilter(made, method).filter(placed, Prior(**initial, per="mode"), **more)
@@ -94,14 +98,14 @@ def gradients(model, start, series, method, value=None, **more):
     total.backward()
     results = {n: t.grad for n, t in {**fields, **initial, "y": y}.items()}
     for name in SYMMETRIC:
-        results[name] = (results[name] + results[name].mT) / 2
+        results[name] = None if results[name] is None else (results[name] + results[name].mT) / 2
     return total.detach(), results
 
 
 def alike(monkeypatch, model, start, series, method, tolerance=1e-12, **more):
     total, slopes = gradients(model, start, series, method, **more)
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
         expected, wanted = gradients(model, start, series, method, **more)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     for name, slope in wanted.items():
@@ -149,6 +153,49 @@ def test_transitions_and_modes_of_probability_zero_have_gradients(calls, monkeyp
 
 
 @each
+def test_impossible_modes_far_above_the_others_have_finite_gradients(calls, monkeypatch, method):
+    """Where T_ij = 0, the derivative contains exp(log h_i - log c_j), which overflows."""
+    model, start = system(3, 2, 2, transition=torch.eye(3, dtype=F64)), beginning(3, 2)
+    d = model.d.clone()
+    d[1] += 300.0
+    model = dataclasses.replace(model, d=d)
+    alike(monkeypatch, model, start, Series(observed(model, 6, 9)), method)
+    _, slopes = gradients(model, start, Series(observed(model, 6, 9)), method)
+    assert all(slope.isfinite().all() for slope in slopes.values())
+    impossible = dataclasses.replace(start, log_mode_probability=torch.tensor([0.0, -torch.inf, -torch.inf], dtype=F64))
+    alike(monkeypatch, model, impossible, Series(observed(model, 6, 9)), method)
+    assert calls == [True] * 4
+
+
+@each
+def test_several_gradients_at_once_take_the_torch_path(calls, monkeypatch, method):
+    model, start = system(2, 2, 1), beginning(2, 2)
+    y = observed(model, 5, 4)
+
+    def each_target():
+        R = model.R.clone().requires_grad_()
+        filtered = SwitchingFilter(dataclasses.replace(model, R=R, validate=False), method).filter(y, start)
+        return torch.autograd.grad(filtered.log_likelihood, R, torch.eye(4, dtype=F64), is_grads_batched=True)[0]
+
+    found = each_target()
+    assert calls == [True]  # the first check alone
+    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
+    torch.testing.assert_close(found, each_target(), rtol=0, atol=1e-12 * float(found.abs().max()))
+
+
+@each
+@pytest.mark.parametrize("name", ["transition", "R", "b", "mean", "log_mode_probability", "y"])
+def test_inputs_that_need_no_gradient_change_nothing(calls, method, name):
+    model, start = system(2, 2, 1), beginning(2, 2)
+    series = Series(observed(model, 5, 4))
+    every = gradients(model, start, series, method)[1]
+    one = gradients(model, start, series, method, learned=(name,))[1]
+    assert [n for n, slope in one.items() if slope is not None] == [name]
+    assert torch.equal(one[name], every[name])
+    assert calls == [True] * 3
+
+
+@each
 def test_other_fields_and_second_derivatives_take_the_torch_path(calls, monkeypatch, method):
     model, start = system(2, 2, 1), beginning(2, 2)
     series = Series(observed(model, 5, 4))
@@ -167,7 +214,7 @@ def test_other_fields_and_second_derivatives_take_the_torch_path(calls, monkeypa
 
     found = curvature(model.R.clone().requires_grad_())
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+        patch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
         expected = curvature(model.R.clone().requires_grad_())
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))
 
@@ -187,7 +234,7 @@ def test_series_that_are_filtered_in_parts_have_gradients(calls, monkeypatch):
 
     found = slopes()
     assert calls == [True] * 3  # the first check, and the gradients of two parts
-    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_: None)
+    monkeypatch.setattr(compiled_gradient, "gradient_kernel", lambda *_, **__: None)
     for slope, expected in zip(found, slopes(), strict=True):
         torch.testing.assert_close(slope, expected, rtol=0, atol=1e-12 * (1 + float(expected.abs().max())))
 

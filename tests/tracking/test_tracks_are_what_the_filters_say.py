@@ -1,6 +1,7 @@
 """Each row of a table is what the filter says of its target alone, whatever stands beside it in the file."""
 
 import csv
+import dataclasses
 import math
 from pathlib import Path
 from unittest import mock
@@ -10,6 +11,7 @@ import torch
 
 from gradlogz import Prior, imm, report, track
 from gradlogz.filters import SwitchingModel, constant_velocity, smooth
+from gradlogz.reporting.tracks_wording import remarks
 from gradlogz.special.proportions import share_of
 from gradlogz.tracking import table_of, write_table
 from gradlogz.tracking.noise_levels import DIFFUSE, LASTS
@@ -106,6 +108,18 @@ def test_smoothed_rows_are_those_of_each_target_alone():
         expected = torch.cat((alone.mean[:, 0::2] + first, alone.mean[:, 1::2]), -1)
         close(found.smoothed.mean[at], expected, scale=1e4 * extent(found))  # from beliefs 1e3 sigmas wide
         close(found.smoothed.probability[at], alone.log_mode_probability.exp(), scale=1e4)
+
+
+def test_smoothed_positions_that_leave_their_detections_are_named():
+    tracks = track(columns((30, 25, 40), gaps=0.1), sigma=1.0, smooth=True)
+    assert tracks.poorly_smoothed == []
+    assert track(columns((30, 25)), sigma=1.0).poorly_smoothed == []
+    mean = tracks.smoothed.mean.clone()
+    mean[tracks.detections.target == tracks.detections.names.index("T1"), 0] += 1e3
+    wrong = dataclasses.replace(tracks, smoothed=tracks.smoothed._replace(mean=mean))
+    assert wrong.poorly_smoothed == ["T1"]
+    assert any("T1" in sentence and "filtered" in sentence for sentence in remarks(wrong))
+    assert not any("farther" in sentence for sentence in remarks(tracks))
 
 
 def test_innovations_are_compared_with_what_was_expected():

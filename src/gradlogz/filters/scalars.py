@@ -38,9 +38,9 @@ def from_arrays(values: dict[str, Any], dimensions: dict[str, int] | None = None
 
 
 def from_array(value: Any) -> Any:
-    """A numpy array as a tensor, copied; everything else as it is."""
+    """A numpy array of numbers as a tensor, copied; everything else as it is."""
     is_array = type(value).__module__ == "numpy" and hasattr(value, "dtype") and not isinstance(value, (int, float))
-    return torch.tensor(value) if is_array else value
+    return torch.tensor(value) if is_array and value.dtype.kind in "biufc" else value
 
 
 def with_numbers(**numbers: Numbers) -> dict[str, Tensor]:

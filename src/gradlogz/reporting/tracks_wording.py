@@ -179,6 +179,10 @@ def remarks(tracks: Tracks) -> list[str]:
     sentences = [skipped(tracks)]
     if count := int(rows.outlying.sum()):
         sentences.append(f"{counted(count, 'detection')} rejected as outliers; --outliers 0 rejects none.")
+    if poor := tracks.poorly_smoothed:
+        names = ", ".join(poor[:3]) + (", ..." if len(poor) > 3 else "")
+        fact = f"Smoothed positions of {counted(len(poor), 'target')} are farther from the detections than predictions"
+        sentences.append(f"{fact}: {names}. Use the filtered ones, or more process noise (--noise).")
     if rows.stale is not None:
         repeats = counted(int(rows.stale.sum()), "row")
         sentences.append(f"{repeats} not used: the position repeats an earlier one of a target that moves.")

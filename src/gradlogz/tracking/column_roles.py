@@ -81,8 +81,8 @@ def roles_of(names: Sequence[str], choice: Mapping[str, str], *, with_velocity: 
     needed = ("time", "latitude", "longitude") if "latitude" in roles or "longitude" in roles else ("time", "x", "y")
     missing = [quantity for quantity in (*needed, *(VELOCITY if with_velocity else ())) if quantity not in roles]
     if missing:
-        column = names[0] if names else "name"
-        remedy = f"Name it, such as columns={{{missing[0]!r}: {column!r}}} (--column '{missing[0]}={column}')."
+        example = f"columns={{{missing[0]!r}: NAME}} (--column {missing[0]}=NAME)"
+        remedy = f"Pass its name as {example}; the columns are {', '.join(names)}."
         raise InputValueError("track", "columns", f"the column {missing[0]!r} is missing", remedy)
     _check_units(roles)
     return roles

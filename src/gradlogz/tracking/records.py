@@ -112,6 +112,24 @@ class Tracks:
         return share_of(int(self.inside.sum()), int((~self.nis.isnan()).sum()))
 
     @cached_property
+    def poorly_smoothed(self) -> list[str]:
+        """Targets whose smoothed positions are farther from their detections (RMS) than the predictions were.
+
+        If the model is right, the residual of a smoothed position has less than the variance of the detection, and the
+        innovation has more. Smoothers of several modes fail where the model is nearly without noise and wrong.
+        """
+        if self.smoothed is None:
+            return []
+        z, target = self.detections.used, self.detections.target
+        squares = [(self.smoothed.mean[:, : z.shape[-1]] - z).square(), self.innovation.square()]
+        known = ~(squares[0] + squares[1]).isnan()
+        zeros = z.new_zeros(len(self.detections.names))
+        residual, innovation = (zeros.index_add(0, target, t.where(known, 0.0).sum(-1)) for t in squares)
+        return [
+            name for name, poor in zip(self.detections.names, (residual > innovation).tolist(), strict=True) if poor
+        ]
+
+    @cached_property
     def errors(self) -> dict[str, float]:
         """RMS errors and NEES per degree of freedom relative to the truth of a scenario; empty without a truth."""
         truth = self.detections.truth

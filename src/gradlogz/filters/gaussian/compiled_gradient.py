@@ -1,13 +1,15 @@
-"""Series filtered by a compiled kernel on a GPU whose gradient is compiled too.
+"""Series filtered by a compiled kernel whose gradient is compiled too.
 
     forward     the kernel of the filter
-    backward    gradients in the log likelihood and in the last state    ../../kernels/filters/gpu_gradients.py
-                gradients in other fields, second derivatives            the torch path, run again
+    backward    gradients in the log likelihood                          ../../kernels/filters/cpu_gradients.py
+                and in the last state, on a GPU                          ../../kernels/filters/gpu_gradients.py
+                gradients in other fields, second derivatives,
+                several gradients at once (is_grads_batched)             the torch path, run again
 
-Nothing is kept between the passes but the inputs. A kernel is compared with automatic differentiation of the torch path
-on a small problem before its first use.
+Nothing is kept between the passes but the inputs. A kernel of a GPU is compared with automatic differentiation of the
+torch path on a small problem before its first use.
 
-Read next: switching.py (the caller), likelihood.py (compiled gradients on the CPU).
+Read next: switching.py (the caller), likelihood.py (the log likelihood of fits).
 """
 
 import warnings
@@ -19,6 +21,7 @@ import torch
 
 from ..._typing import Bool, Tensor
 from ...kernels.filters.dispatch import gradient_kernel
+from ...kernels.filters.fields import MODEL_ENDS
 from ..models.switching_model import Parameters
 from ..results import FilterState
 
@@ -46,13 +49,14 @@ class Pass(NamedTuple):
     advance: Advance
 
 
-def filter_with_gradient(steps: Pass, tensors: Tensors) -> Tensors | None:
-    """Results of the steps, differentiable; None if no kernel supports them."""
+def filter_with_gradient(steps: Pass, tensors: Tensors, *, reports: bool) -> Tensors | None:
+    """Results of the steps, differentiable; None if no kernel supports them. reports: fields are requested."""
     (modes, observation, state), y = tensors[3].shape[-3:], tensors[-1]
-    kernel = gradient_kernel(tensors, y.shape[:-1].numel() * modes ** max(steps.depth, 1))
+    kernel = gradient_kernel(tensors, y.shape[:-1].numel() * modes ** max(steps.depth, 1), reports=reports)
     if kernel is None or steps.depth not in (0, 2):
         return None
-    if not _is_right(kernel, steps.advance, steps.depth, (modes, state, observation), y.dtype, y.device):
+    sizes = (modes, state, observation)
+    if kernel.IS_COMPARED_FIRST and not _is_right(kernel, steps.advance, steps.depth, sizes, y.dtype, y.device):
         return None
     with torch.no_grad():
         results = steps.compiled(tuple(None if t is None else t.detach() for t in tensors))
@@ -73,7 +77,8 @@ class _Steps(torch.autograd.Function):
     def backward(ctx: Any, *outside: Tensor | None) -> Tensors:  # type: ignore[override]
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         slopes = None
-        if not torch.is_grad_enabled() and all(t is None for t in outside[4:]):
+        are_batched = any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in outside)
+        if not are_batched and not torch.is_grad_enabled() and all(t is None for t in outside[4:]):
             slopes = _by_kernel(ctx.kernel, ctx.steps, tensors, needed, outside[:4])
         return None, None, None, *(slopes or _by_torch(ctx.steps, tensors, needed, outside))
 
@@ -85,7 +90,7 @@ def _by_kernel(
     *model_and_state, y = tensors
     parameters, state = tuple(model_and_state[:MODEL]), model_and_state[MODEL:]
     # Of the arguments and of the results, in the order of `tensors` and of `outside`
-    names = (*kernel.MODEL_ENDS, "mean", "covariance", "log_probability", "log_likelihood", "y")
+    names = (*MODEL_ENDS, "mean", "covariance", "log_probability", "log_likelihood", "y")
     ends = ("mean", "covariance", "log_probability", "log_likelihood")
     slopes = kernel.differentiate(
         steps.depth,

@@ -22,6 +22,7 @@ from ..._errors import InputValueError, check_floats, has_values, shape_of
 from ..._typing import Bool, Float, Tensor
 from ...special.distributions import chi_square_quantile
 from ..results import Filtered
+from ..scalars import from_array
 from .innovation_scores import innovation_scores
 from .smoother import Smoothed
 
@@ -136,6 +137,7 @@ def in_gate(
     >>> in_gate(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), torch.eye(2))  # 9.21 is the 99 % point of 2 degrees of freedom
     tensor([ True, False])
     """
+    innovation, covariance = from_array(innovation), from_array(covariance)
     check_floats("in_gate", innovation=innovation, covariance=covariance)
     if innovation.ndim == 0 or covariance.shape[-2:] != (innovation.shape[-1],) * 2:
         condition = f"covariance must be [*b, o, o] for an innovation of shape {shape_of(innovation)}"

@@ -14,7 +14,7 @@ import torch
 
 from ..._typing import Float, Tensor
 from ...kernels.filters.dispatch import backward_kernel
-from ...kernels.filters.fields import FILTERED_MODES, MODEL_ENDS
+from ...kernels.filters.fields import FILTERED_MODES, MODEL_ENDS, summed
 from ..models.switching_model import Parameters
 from ..results import FilterState
 from ..validation import PreparedSeries, filter_name
@@ -67,15 +67,7 @@ class _Known(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         each = zip(ctx.slopes, ctx.shapes, needed, strict=True)
         results = (
-            _reduced(outside, slope, shape) if is_needed and slope is not None else None
+            summed(outside, slope, shape) if is_needed and slope is not None else None
             for slope, shape, is_needed in each
         )
         return None, None, *results
-
-
-def _reduced(outside: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
-    """Sum over targets of dl/dfield times the gradient of each target, in the shape of the field."""
-    weighted = slope * outside.reshape(*outside.shape, *[1] * (slope.ndim - outside.ndim))
-    if len(shape) == weighted.ndim + 1:  # a time dimension of size 1 after the targets
-        weighted = weighted.unsqueeze(outside.ndim)
-    return weighted.sum_to_size(shape)

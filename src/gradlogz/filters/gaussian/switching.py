@@ -116,8 +116,8 @@ def imm(
             half to a third of the time and less than a tenth of the memory.
 
     Calls that need no gradients run in a compiled kernel: on the CPU if numba is installed
-    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). On a GPU gradients of the
-    log likelihood and of the last state are compiled too (compiled_gradient.py).
+    (../../kernels/filters/cpu.py), on a GPU for many targets (../../kernels/filters/gpu.py). Gradients of the log
+    likelihood are compiled too, on the CPU if no field is requested (`fields=()`); compiled_gradient.py.
 
     Law: tests/agreement/test_switching_filters_agree_with_enumeration.py.
 
@@ -384,6 +384,9 @@ class SwitchingFilter(NamedTuple):
         """Validated arguments of one step, as a series of length 1."""
         steps = self.model.steps
         check_state(call, self.model, state, depth=self.order)
+        if dt is None and self.model.continuous:
+            problem = "dt= is missing, and this model is continuous in time (Generator)"
+            raise InputValueError(call, "dt", problem, "Pass the time since the previous step.")
         if not 0 <= time < (steps or time + 1):
             remedy = "Count steps from 0."
             raise InputValueError(call, "time", f"time must be a step from 0 to {(steps or 1) - 1}, got {time}", remedy)
@@ -585,7 +588,7 @@ def _differentiable_pass(
         return flat(*_torch_pass(call, chosen, *arguments(tensors), last=last, wanted=wanted))
 
     steps = Pass(chosen.order, observed, compiled, by_torch, advance)
-    results = filter_with_gradient(steps, (*parameters[:7], *state, y))
+    results = filter_with_gradient(steps, (*parameters[:7], *state, y), reports=bool(names))
     if results is None:
         return None
     fields = dict(zip(names, results[4:], strict=True))

@@ -262,7 +262,11 @@ class SwitchingModel(TensorRecord):
             dynamics = "a Generator" if continuous else "a transition matrix"
             needs = "continuous" if continuous else "discrete"
             fact = f"{sum(m.continuous for m in models)} of {len(models)} are continuous"
-            remedy = "Build motion models with dt= for a transition matrix, and without it for a Generator."
+            remedy = (
+                "For a Generator build motion models without dt=, and your own with KalmanModel(..., continuous=True)."
+                if continuous
+                else "For a transition matrix build motion models with dt=, and your own without continuous=True."
+            )
             raise InputValueError(call, "models", f"models must be {needs} with {dynamics}, but {fact}", remedy)
         models = as_modes(call, models, transition)
         index_sets = tuple(tuple(c) for c in components) if components is not None else None

@@ -1,7 +1,7 @@
 """Backward passes over filtered series on the CPU, compiled by numba: vectors of targets, shared among threads.
 
     smooth           called by ../../filters/gaussian/smoother.py if no gradients are needed
-    differentiate    called by ../../filters/gaussian/likelihood.py for the gradient of a log likelihood
+    differentiate    called by ../../filters/gaussian/likelihood.py and cpu_gradients.py for that of a log likelihood
 
 A vector holds one target in each lane, as in cpu.py; a single target has vectors with one lane. Each thread needs
 memory for one step of one vector of targets: the filtered modes of all steps are read from tensors.

@@ -1,8 +1,8 @@
 """The choice of a kernel for switching filters: numba on the CPU, CUDA through NVRTC on a GPU, else the torch path.
 
-numba      CPU, float32 and float64                                       cpu.py, extra [fast]
-NVRTC      CUDA, float32 and float64                                      gpu.py; gpu_gradients.py
-None       other gradients, tracing, few steps: the torch path                  ../../filters/gaussian/switching.py
+numba      CPU, float32 and float64                                       cpu.py, cpu_gradients.py; extra [fast]
+NVRTC      CUDA, float32 and float64                                      gpu.py, gpu_gradients.py
+None       other gradients, tracing, few steps: the torch path            ../../filters/gaussian/switching.py
 """
 
 import math
@@ -39,18 +39,24 @@ def filtering_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, is_onl
     return kernel_module(f"{__package__}.cpu", "numba") if device.type == "cpu" else None
 
 
-def gradient_kernel(tensors: tuple[Tensor | None, ...], filters: int) -> Any:
-    """Compiled gradient of imm and gpb2 on a GPU, a module with `differentiate`; None if none applies.
+def gradient_kernel(tensors: tuple[Tensor | None, ...], filters: int, *, reports: bool) -> Any:
+    """Compiled gradient of imm and gpb2, a module with `differentiate`; None if none applies.
 
-    It supports reverse mode alone, and tensors of which at least one requires a gradient.
+    It supports reverse mode alone, and tensors of which at least one requires a gradient. If the filter reports fields,
+    the torch path is used on the CPU, because it computes them with their gradients at once.
     """
     present = [t for t in tensors if t is not None]
-    is_there = present[0].device.type == "cuda" and filters >= WORTH_FILTERING_THERE
-    if not is_there or not torch.is_grad_enabled() or not any(t.requires_grad for t in present):
+    device = present[0].device.type
+    is_worth = filters >= (WORTH_FILTERING_THERE if device == "cuda" else WORTH_FILTERING)
+    if not is_worth or not torch.is_grad_enabled() or not any(t.requires_grad for t in present):
         return None
-    if not _are_plain(present, with_gradients=True) or torch.cuda.is_current_stream_capturing():
+    if not _are_plain(present, with_gradients=True):
         return None
-    return kernel_module(f"{__package__}.gpu_gradients", "ctypes")
+    if device == "cuda":
+        is_recorded = torch.cuda.is_current_stream_capturing()
+        return None if is_recorded else kernel_module(f"{__package__}.gpu_gradients", "ctypes")
+    is_supported = device == "cpu" and not reports
+    return kernel_module(f"{__package__}.cpu_gradients", "numba") if is_supported else None
 
 
 def function_kernel(tensors: tuple[Tensor, ...], filters: int, *, is_online: bool) -> Any:

@@ -6,6 +6,8 @@ Read next: cpu.py (numba), gpu.py (CUDA).
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from ..._typing import Float, Tensor
 
 MODEL_ENDS = {"T": 2, "F": 3, "Q": 3, "H": 3, "R": 3, "b": 2, "d": 2}  # dimensions of one step
@@ -77,3 +79,11 @@ def in_one_piece(field: Tensor, ending: int, batch: Sequence[int]) -> tuple[Tens
     is_shared = all(n == 1 or stride == 0 for n, stride in zip(targets, field.stride(), strict=False))
     field = field[(0,) * len(targets)] if is_shared else field.expand(*batch, *field.shape[len(targets) :])
     return field.contiguous(), 0 if is_shared else steps * items, items if steps > 1 else 0
+
+
+def summed(outside: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
+    """Sum over targets of the gradient of each target times that in its result, in the shape of a field."""
+    weighted = slope * outside.reshape(*outside.shape, *[1] * (slope.ndim - outside.ndim))
+    if len(shape) == weighted.ndim + 1:  # a time dimension of size 1 after the targets
+        weighted = weighted.unsqueeze(outside.ndim)
+    return weighted.sum_to_size(shape)

@@ -26,6 +26,7 @@ from .gpu import SOURCE as FILTER_SOURCE
 from .nvrtc import CudaKernel, compile_source
 
 SOURCE = Path(__file__).with_name("gradients_in_threads.cu")
+IS_COMPARED_FIRST = True  # with automatic differentiation, before its first use
 THREADS = 64  # per block: a thread has up to 255 registers, and few targets spread over many multiprocessors
 LARGEST_STATE, LARGEST_OBSERVATION = 6, 4  # larger sizes take long to compile and do not fit in registers
 WORKSPACE = 1 << 30  # bytes of kept beliefs from which a series is cut into segments

@@ -1,7 +1,8 @@
 // Gradient of the log likelihood of imm and gpb2 on a GPU: one thread for each target, all steps in one launch.
 //
 //     reverse_kalman                 reverse of one Kalman filter, with the gradient of its model
-//     share_slope, weigh_logs        reverse of a collapse; shares of log weights
+//     share_slope                    reverse of a collapse
+//     weigh_logs, transition_ratio   shares of log weights, and their derivative in the transition matrix
 //     reverse_imm, reverse_gpb2      reverse of one step
 //     differentiate_all              all steps of a target
 //
@@ -13,6 +14,7 @@
 
 constexpr int PACKED = STATE * (STATE + 1) / 2;
 constexpr int KEPT = MODES * (STATE + PACKED + 1);  // numbers of the beliefs of a target: log h, means, covariances
+constexpr Number HIGHEST = sizeof(Number) == 8 ? 118.297118815564 : 14.7871399;  // log(largest number) / 6
 
 struct Slope {  // gradient in a tensor, [times or 1, items, targets]; null if it is not needed
     Number* start;
@@ -199,6 +201,10 @@ DEVICE Number weigh_logs(const Number* transition, int j, const Number (&a)[MODE
     return is_alive ? top + log(total) : NEVER;
 }
 
+// Derivative of log sum_i T_ij exp a_i in T_ij. A mode with T_ij = 0 may lie far above the sum: the bound keeps inf away
+// from slopes of 0, as that of weigh in ../../filters/moment_matching.py does.
+DEVICE Number transition_ratio(Number a, Number log_sum) { return exp(fmin(a - log_sum, HIGHEST)); }
+
 // -------------------------------------------------------------------------- reverse of one step, from `bar` to `earlier`
 // `mode_slope` is the gradient in the joint log weights of the modes, where log pi_j = weight_j - log sum exp weight.
 
@@ -213,7 +219,8 @@ DEVICE void reverse_imm(const Beliefs& x, const Slopes& bar, const Number (&mode
         ROLLED for (int i = 0; i < MODES; ++i) {
             const Number slope = mode_slope[j] + share_slope(start, x.of[i], mixed, share[i], earlier.of[i]);
             earlier.log_h[i] += share[i] * slope;
-            if (sums.transition && log_c > NEVER) sums.transition.add(i * MODES + j, exp(x.log_h[i] - log_c) * slope);
+            if (sums.transition && log_c > NEVER)
+                sums.transition.add(i * MODES + j, transition_ratio(x.log_h[i], log_c) * slope);
         }
     }
 }
@@ -236,7 +243,8 @@ DEVICE void reverse_gpb2(const Beliefs& x, const Slopes& bar, const Number (&mod
             Gaussian<STATE> one = {};
             const Number slope = mode_slope[j] + share_slope(bar.of[j], branch[i], after, share[i], one);
             earlier.log_h[i] += share[i] * slope;
-            if (sums.transition && log_w > NEVER) sums.transition.add(i * MODES + j, exp(weight[i] - log_w) * slope);
+            if (sums.transition && log_w > NEVER)
+                sums.transition.add(i * MODES + j, transition_ratio(weight[i], log_w) * slope);
             const Gaussian<STATE> start = reverse_kalman(x.of[i], one, share[i] * slope, model, j, look, sums);
             UNROLLED for (int n = 0; n < STATE; ++n) earlier.of[i].mean[n] += start.mean[n];
             UNROLLED for (int n = 0; n < PACKED; ++n) earlier.of[i].covariance[n] += start.covariance[n];
