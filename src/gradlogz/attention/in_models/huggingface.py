@@ -51,7 +51,8 @@ def register(model: nn.Module | None = None, *, layers: str = LAYERS, strict: bo
         strict: raise for attention layers that would keep their own attention, such as the linear ones of a hybrid.
             With False, submodels with layers that call softmax themselves keep their implementation, and its masks.
 
-    Laws: tests/agreement/test_hugging_face_models_compute_the_same.py, test_registered_models_stay_causal.py.
+    Law: tests/agreement/test_hugging_face_models_compute_the_same.py,
+        tests/agreement/test_registered_models_stay_causal.py.
     """
     modeling, masking = _transformers("register")
     modeling.AttentionInterface.register(NAME, attention_function)
