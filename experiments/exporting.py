@@ -109,11 +109,12 @@ def _gpt2(model: Transformer) -> Any:
     config = GPT2Config(
         vocab_size=s.vocabulary, n_positions=s.context, n_embd=s.width, n_layer=s.layers, n_head=s.heads,
         n_inner=s.hidden, activation_function=s.activation, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD, tie_word_embeddings=not s.separate,
+        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD,
+        tie_word_embeddings=not s.separate and s.embedding_scale == 1.0,
     )  # fmt: skip
     weights = {
-        "transformer.wte.weight": model.embedding.weight,
-        "transformer.wpe.weight": model.positions,
+        "transformer.wte.weight": s.embedding_scale * model.embedding.weight,
+        "transformer.wpe.weight": s.embedding_scale * model.positions,
         "lm_head.weight": (model.unembedding or model.embedding).weight,
         **_norm("transformer.ln_f", model.last),
     }
@@ -143,8 +144,8 @@ def _bert(model: Transformer) -> Any:
         **_encoder_options(s), type_vocab_size=1, max_position_embeddings=s.context, is_decoder=s.objective == "causal",
     )  # fmt: skip
     weights = {
-        "embeddings.word_embeddings.weight": model.embedding.weight,
-        "embeddings.position_embeddings.weight": model.positions,
+        "embeddings.word_embeddings.weight": s.embedding_scale * model.embedding.weight,
+        "embeddings.position_embeddings.weight": s.embedding_scale * model.positions,
         "embeddings.token_type_embeddings.weight": torch.zeros(1, s.width),
         **_norm("embeddings.LayerNorm", model.first),
     }
@@ -165,9 +166,11 @@ def _esm(model: Transformer) -> Any:
         emb_layer_norm_before=False, token_dropout=False, mask_token_id=None,
     )  # fmt: skip
     weights = {
-        "embeddings.word_embeddings.weight": model.embedding.weight,
+        "embeddings.word_embeddings.weight": s.embedding_scale * model.embedding.weight,
         # Positions are counted from the number after that of the padding token.
-        "embeddings.position_embeddings.weight": torch.cat((torch.zeros(PAD + 1, s.width), model.positions)),
+        "embeddings.position_embeddings.weight": torch.cat(
+            (torch.zeros(PAD + 1, s.width), s.embedding_scale * model.positions)
+        ),
         **_norm("encoder.emb_layer_norm_after", model.last),
         # A head for contacts of proteins, which nothing calls.
         "contact_head.regression.weight": torch.zeros(1, s.layers * s.heads),
