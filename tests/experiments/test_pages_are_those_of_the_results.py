@@ -2,23 +2,40 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from experiments.ascent import experiment as tied
 from experiments.ascent import page as ascent
+from experiments.contraction import experiment as contractions
 from experiments.contraction import page as contraction
+from experiments.filtering import experiment as filters
 from experiments.filtering import page as filtering
+from experiments.linearity import experiment as linear
 from experiments.linearity import page as linearity
+from experiments.metric import experiment as metrics
 from experiments.metric import page as metric
+from experiments.needed import experiment as weights
 from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
+from experiments.published import experiment as published_numbers
 from experiments.published import page as published
+from experiments.rest import experiment as resting
 from experiments.rest import page as rest
+from experiments.specific_heat import experiment as heat
 from experiments.specific_heat import page as specific_heat
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "experiments" / "metric.md"
+DECISIONS = {
+    "rest": resting.decisions,
+    "linearity": linear.decisions,
+    "needed": weights.decisions,
+    "ascent": tied.decisions,
+    "contraction": contractions.decisions,
+}
 RESULTS = json.loads((ROOT / "experiments" / "metric" / "results.json").read_text())
 
 
@@ -137,3 +154,84 @@ def test_the_hypotheses_of_needed_are_those_of_the_results():
             assert decided["verdict"] in line
             for interval in (value for value in decided.values() if isinstance(value, dict)):
                 assert f"{interval['mean']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]" in line
+
+
+def answer_of(name, results):
+    """The answer, decided again from the rows of the results."""
+    if name == "published":
+        again = {"capacity": published_numbers.capacity(results["networks"])}
+        spectra = published_numbers.SPECTRA
+        return again | {
+            each: published_numbers.compared(values, spectra[each.split()[0]])
+            for each, values in results["regressions"].items()
+        }
+    if name.startswith("specific_heat"):
+        again = heat.decisions(results["runs"], small_lags=name.endswith("delayed"))
+        return again | ({"published onset": heat.published_onset(results["runs"])} if name.endswith("delayed") else {})
+    if name == "filtering":
+        return filters.decisions(results["models"], results["filters"])
+    rows = next(results[part] for part in ("models", "layers") if part in results)
+    return DECISIONS[name](rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        *((name, "results") for name in (*DECISIONS, "published", "filtering", "specific_heat")),
+        ("ascent", "compute"),
+        ("specific_heat, delayed", "delayed"),
+    ],
+)
+def test_verdicts_follow_from_the_rows_of_the_results(name, file):
+    results = json.loads((ROOT / "experiments" / name.split(",")[0] / f"{file}.json").read_text())
+    answer = answer_of(name, results)
+    verdicts = assert_same(answer, results["answer"])
+    assert verdicts > 0
+
+
+@pytest.mark.parametrize("d", [8, 32])
+def test_verdicts_of_the_metric_follow_from_its_cells(d):
+    """Its results have means and intervals over distributions, and no rows of single heads."""
+    cells = {(cell["family"], cell["head"]): cell for cell in RESULTS["cells"] if cell["d"] == d}
+    answer = RESULTS["answer"][f"d = {d}"]
+    exact = cells["gaussian", "exact"]
+    control = exact[metrics.PRECISION]["cosine"]["mean"], exact["excess risk"]["64"]["mean"]
+    assert answer["control"]["passed"] == (control[0] > metrics.CONTROL_COSINE and control[1] < metrics.CONTROL_RISK)
+    for name, head in (("H1 metric head", "metric"), ("H2 dot product", "dot product")):
+        measured = cells["gaussian", head][metrics.PRECISION]
+        assert measured["cosine"]["low"] > max(metrics.SUPPORTS, measured["largest of the null"]["mean"])
+        assert answer[name]["verdict"] == "supported"
+    differences = {"H3 inverse covariance of the queries": (("gaussian", "dot product, identity"), metrics.QUERIES)}
+    for family, head in product(metrics.FAMILIES, metrics.HEADS[:-1]):
+        differences[f"H5 attended Fisher, {family}, {head}"] = ((family, head), metrics.FISHER)
+    for name, (cell, target) in differences.items():
+        interval = answer[name]["difference"]
+        means = [cells[cell][each]["cosine"]["mean"] for each in (target, metrics.PRECISION)]
+        assert interval["mean"] == pytest.approx(means[0] - means[1], abs=5e-6)
+        assert answer[name]["verdict"] == sign(interval)
+    for family in ("bernoulli", "poisson"):
+        gap = answer[f"H4 gap, {family}"]
+        risks = [cells[each, "metric"]["excess risk"]["64"]["mean"] for each in (family, "gaussian")]
+        assert gap["difference of excess risks"]["mean"] == pytest.approx(risks[0] - risks[1], abs=5e-6)
+        assert risks[0] - risks[1] > metrics.GAP
+        assert gap["verdict"] == sign(gap["difference of excess risks"])
+
+
+def sign(interval):
+    return "supported" if interval["low"] > 0 else "refuted" if interval["high"] < 0 else "inconclusive"
+
+
+def assert_same(actual, expected):
+    """Assert that nested values agree to the digits that are written; return the number of verdicts."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        return sum(assert_same(actual[key], expected[key]) for key in expected) + ("verdict" in expected)
+    if isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=2e-3, abs=2e-4)
+    else:
+        assert actual == expected
+    return 0
+
+
+def test_nothing_is_retrieved_from_a_network_that_stores_other_patterns():
+    assert set(results_of("published")["null"]) == {0.0}
