@@ -101,9 +101,7 @@ def member(
 def together(members: list[Member]) -> None:
     """Train models that differ in their seeds; what is complete is read."""
     tasks = [each.task for each in members if isinstance(each.task, TextTask)]
-    held_out = [
-        Batch(*(part.expand(len(members), -1, -1) for part in batch)) for batch in tasks[0].held_out_batches()
-    ]
+    held_out = [Batch(*(part.expand(len(members), -1, -1) for part in batch)) for batch in tasks[0].held_out_batches()]
     steps = range(members[0].training.steps + 1)
     batches = [[task.batch(each.seed, step) for task, each in zip(tasks, members, strict=True)] for step in steps]
     joined = Batch(*(torch.stack([torch.stack([each[i] for each in step]) for step in batches]) for i in (0, 1)))
@@ -178,9 +176,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if kind == "layer_norm":
             continue
         costs = {
-            size: [
-                found[kind, size, s]["held-out loss"] - found["layer_norm", size, s]["held-out loss"] for s in seeds
-            ]
+            size: [found[kind, size, s]["held-out loss"] - found["layer_norm", size, s]["held-out loss"] for s in seeds]
             for size in SIZES
         }
         for size, values in costs.items():
