@@ -170,9 +170,8 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found = {(row["contraction"], row["data"], row["seed"]): row for row in rows}
     answer: dict[str, Any] = {"status": text_settings.status(seeds)}
     for kind in dict.fromkeys(row["contraction"] for row in rows):
-        if "budget" in rows[0]:
-            ratios = [_log_ratio(found[kind, "much text", s]["budget"]) for s in seeds]
-            answer[f"{kind}, prediction"] = _predicted(student(ratios))
+        ratios = [_log_ratio(found[kind, "much text", s]["budget"]) for s in seeds]
+        answer[f"{kind}, prediction"] = _predicted(student(ratios))
         if kind == "layer_norm":
             continue
         costs = {

@@ -20,13 +20,13 @@ from gradlogz.probing.inside.loading import load
 
 from .. import text_settings
 from ..__main__ import rounded
-from ..ascent.experiment import EXTENDED, Cell, Settings, member
+from ..ascent.experiment import GPU, Cell, Settings, member
 from ..exporting import export, load_checkpoint
 from ..intervals import Interval, student
 from ..training import train
 from ..workers import Workers
 
-MODELS = replace(EXTENDED, first_seed=20, seeds=5)
+MODELS = replace(GPU, first_seed=20, seeds=5)  # of the size of the extended form
 STEPS = (0, 64, 256, 1024, 2000)
 POSITIVE = "positive cosine"
 TARGETS = ("covariance", "inverse covariance", "Fisher information")

@@ -1,18 +1,22 @@
 """Numbers on the pages of experiments are those of their results.json."""
 
 import json
+import math
 import re
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import rounded
 from experiments.ascent import experiment as tied
 from experiments.ascent import page as ascent
 from experiments.contraction import experiment as contractions
 from experiments.contraction import page as contraction
 from experiments.filtering import experiment as filters
 from experiments.filtering import page as filtering
+from experiments.intervals import student
 from experiments.linearity import experiment as linear
 from experiments.linearity import page as linearity
 from experiments.metric import experiment as metrics
@@ -235,3 +239,45 @@ def assert_same(actual, expected):
 
 def test_nothing_is_retrieved_from_a_network_that_stores_other_patterns():
     assert set(results_of("published")["null"]) == {0.0}
+
+
+SETTINGS = {  # results, and the settings that make them again
+    "metric/results": metrics.FULL,
+    "filtering/results": filters.FULL,
+    "rest/results": resting.FULL,
+    "needed/results": weights.EXTENDED,
+    "linearity/results": linear.EXTENDED,
+    "contraction/results": contractions.EXTENDED,
+    "ascent/results": tied.EXTENDED,
+    "ascent/compute": tied.GPU,
+    "specific_heat/results": heat.EXTENDED,
+    "specific_heat/delayed": heat.DELAYED,
+    "published/results": published_numbers.REDUCED,
+}
+OTHERS = {  # settings that the plans explain
+    "filtering/results": {"arms", "seeds"},  # some arms were not completed
+    "specific_heat/delayed": {"steps", "tf32"},  # chosen by the speed of the machine; written before TF32 was added
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_code_are_those_of_the_results(name):
+    written = json.loads((ROOT / "experiments" / f"{name}.json").read_text())["settings"]
+    settings = json.loads(json.dumps(rounded(asdict(SETTINGS[name]))))
+    assert {key for key in written if shared(settings.get(key), written[key]) != written[key]} == OTHERS.get(name, set())
+
+
+def shared(value, written):
+    """The value without the settings that results of earlier versions do not name, at any depth."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {key: shared(each, written[key]) for key, each in value.items() if key in written}
+    return value
+
+
+def test_the_lag_without_the_run_that_ends_at_its_onset_is_on_the_page():
+    runs = json.loads((ROOT / "experiments" / "specific_heat" / "delayed.json").read_text())["runs"]
+    early = [run for run in runs if run["kind"] == "generalising" and run["onset"] not in (None, 8000)]
+    lag = student([math.log2(run["onset"] / run["peak"]) for run in early])
+    page = (ROOT / "docs" / "experiments" / "specific_heat.md").read_text()
+    assert f"without it the lag is {lag.mean:.2f} [{lag.low:.2f}, {lag.high:.2f}] in four runs" in page
+    assert len(early) == 4

@@ -95,27 +95,49 @@ def test_linearity_is_decided_as_planned():
 
 def test_contractions_are_decided_as_planned():
     rows = []
+    growths = {"layer_norm": 1.02, "dyt": 1.3, "none": 1.1}  # of text; Gaussian tokens: 1
     for seed in range(5):
         e = 0.002 * (seed - 2)
         for kind, little, much in (("layer_norm", 0, 0), ("dyt", 0.2, 0.05), ("none", -0.2, 0.0)):
             for size, cost in (("little text", little), ("much text", much)):
                 loss = 4 + cost + (0 if kind == "layer_norm" else e)
-                rows.append({"contraction": kind, "data": size, "seed": seed, "held-out loss": loss})
+                budget = {"log tr Cov": [0.7, growths[kind] - 0.7 + e], "log tr Cov, Gaussian tokens": [0.5, 0.5]}
+                row = {"contraction": kind, "data": size, "seed": seed, "held-out loss": loss}
+                rows.append({**row, "budget": budget if size == "much text" else {}})
     answer = contraction.decisions(rows)
     assert answer["dyt, little text"]["verdict"] == "costs"
     assert answer["none, little text"]["verdict"] == "gains"
     assert answer["none, much text"]["verdict"] == "no cost of interest"
     assert answer["dyt, regime"]["verdict"] == "effect"
+    verdicts = [answer[f"{kind}, prediction"]["verdict"] for kind in growths]
+    assert verdicts == ["predicted", "not predicted", "inconclusive"]
+    assert answer["dyt, prediction"]["log ratio"]["mean"] == pytest.approx(0.3)
 
 
-def test_budgets_are_changes_of_the_log_variance():
-    model = Transformer(SMALL, seed=0)
+@pytest.mark.parametrize("kind", ["layer_norm", "dyt", "sphere", "whitening"])
+def test_budgets_are_changes_of_the_log_variance(kind):
+    model = Transformer(replace(SMALL, contraction=kind, embedding_scale=35.0), seed=0).eval()
     windows = torch.randint(300, (4, 16), generator=torch.Generator().manual_seed(0))
     values = contraction.budget(model, windows)
     before, after = (state.mean.flatten(0, 1) for state in model.states(windows))
     expected = torch.log(after.var(0).sum() / before.var(0).sum())
     assert values["log tr Cov"] == pytest.approx([expected.item()], rel=1e-4)
     assert 0 < values["normalised entropy"] <= 1
+    assert 0 < values["normalised entropy, Gaussian tokens"] <= 1
+
+
+def test_a_stream_of_gaussian_tokens_is_predicted_by_gaussian_tokens():
+    """A model without positions whose embeddings are themselves Gaussian: text is then no other than the null."""
+    settings = replace(SMALL, vocabulary=4000, embedding_scale=35.0)
+    model = Transformer(settings, seed=0).eval()
+    with torch.no_grad():
+        model.positions.zero_()
+        model.blocks[0].attention.layer.in_proj_weight.mul_(3)
+    windows = torch.arange(2048).reshape(128, 16)
+    values = contraction.budget(model, windows)
+    assert values["log tr Cov, Gaussian tokens"] == pytest.approx(values["log tr Cov"], abs=0.02)
+    for name in ("normalised entropy", "distance to a Gaussian"):
+        assert values[f"{name}, Gaussian tokens"] == pytest.approx(values[name], abs=0.01)
 
 
 def test_small_forms_run(text, tmp_path):
@@ -123,7 +145,11 @@ def test_small_forms_run(text, tmp_path):
     arms = ("free", "identity qkvo", "random qk", "random vo", "no attention")
     answer = needed.run(replace(needed.REDUCED, **sizes, arms=arms), tmp_path / "needed")["answer"]
     assert answer["status"].startswith("preliminary")
-    rows = contraction.run(replace(contraction.REDUCED, **sizes, kinds=("layer_norm", "dyt")), tmp_path / "norms")
-    assert "dyt, regime" in rows["answer"]
+    kinds = ("layer_norm", "dyt", "whitening")
+    settings = replace(contraction.REDUCED, **sizes, kinds=kinds)
+    for form, folder in ((settings, "norms"), (replace(settings, together=True), "together")):
+        results = contraction.run(form, tmp_path / folder)
+        assert "dyt, regime" in results["answer"]
+        assert len(results["models"]) == 2 * 2 * len(kinds)
     rows = linearity.run(replace(linearity.REDUCED, **sizes, checkpoints=(0, 3), tokens=256), tmp_path / "linearity")
     assert len(rows["models"]) == 4
