@@ -5,22 +5,35 @@
 Read next: experiment.py (where the results come from).
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..costs import Cost, cost
 from ..pages import write_page
+from ..transformer import ModelSettings
 from .experiment import ARMS
 
 
 def table(results: dict[str, Any]) -> str:
-    """Mean loss, relative cost and verdict of every arm."""
-    lines = ["| arm | held-out loss | relative cost (95 % CI) | verdict |", "|---" * 4 + "|"]
+    """Mean loss, relative cost, verdict, learned parameters and multiplications of every arm."""
+    titles = "arm | held-out loss | relative cost (95 % CI) | verdict | learned parameters | multiplications of a token"
+    lines = [f"| {titles} |", "|---" * 6 + "|"]
     for arm in ARMS:
         losses = [row["held-out loss"] for row in results["models"] if row["arm"] == arm]
         row = results["answer"].get(arm)
-        cost = "" if row is None else _interval(row["relative cost"])
-        lines.append(f"| {arm} | {sum(losses) / len(losses):.3f} | {cost} | {'' if row is None else row['verdict']} |")
+        relative, verdict = ("", "") if row is None else (_interval(row["relative cost"]), row["verdict"])
+        size = learned(arm, ModelSettings(**results["settings"]["model"]))
+        cells = [arm, f"{sum(losses) / len(losses):.3f}", relative, verdict]
+        lines.append(f"| {' | '.join(cells)} | {size.parameters:,} | {size.multiplications:,.0f} |")
     return "\n".join(lines)
+
+
+def learned(arm: str, model: ModelSettings) -> Cost:
+    """Learned parameters of an arm, and its multiplications, of which maps that are held are a part."""
+    whole = cost(replace(model, **ARMS[arm]))
+    held = set(ARMS[arm].get("identity", "") + ARMS[arm].get("frozen", ""))
+    return whole._replace(parameters=whole.parameters - model.layers * len(held) * (model.width + 1) * model.width)
 
 
 def _interval(values: dict[str, float]) -> str:

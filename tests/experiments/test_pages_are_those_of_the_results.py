@@ -264,7 +264,9 @@ OTHERS = {  # settings that the plans explain
 def test_settings_of_the_code_are_those_of_the_results(name):
     written = json.loads((ROOT / "experiments" / f"{name}.json").read_text())["settings"]
     settings = json.loads(json.dumps(rounded(asdict(SETTINGS[name]))))
-    assert {key for key in written if shared(settings.get(key), written[key]) != written[key]} == OTHERS.get(name, set())
+    assert {key for key in written if shared(settings.get(key), written[key]) != written[key]} == OTHERS.get(
+        name, set()
+    )
 
 
 def shared(value, written):

@@ -1,5 +1,6 @@
 """Fixed maps stay fixed, and decisions of needed, linearity and contraction can go either way."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from experiments.contraction import experiment as contraction
 from experiments.linearity import experiment as linearity
+from experiments.needed import curvature
 from experiments.needed import experiment as needed
 from experiments.tasks import TextTask
 from experiments.text import corpus
@@ -153,3 +155,41 @@ def test_small_forms_run(text, tmp_path):
         assert len(results["models"]) == 2 * 2 * len(kinds)
     rows = linearity.run(replace(linearity.REDUCED, **sizes, checkpoints=(0, 3), tokens=256), tmp_path / "linearity")
     assert len(rows["models"]) == 4
+
+
+class Quadratic(torch.nn.Module):
+    """Parameters of known curvature, with the names of a transformer's."""
+
+    def __init__(self):
+        super().__init__()
+        block = torch.nn.Module()
+        block.in_proj_weight = torch.nn.Parameter(torch.randn(12, 4, dtype=torch.float64))
+        block.feed_forward = torch.nn.Linear(4, 3, dtype=torch.float64)
+        self.block = block
+
+
+def test_curvatures_are_those_of_a_quadratic_loss():
+    torch.manual_seed(0)
+    model = Quadratic()
+    before = model.block.in_proj_weight.detach().clone()
+
+    def squares():
+        return [float(part.detach().square().sum()) for part in model.block.in_proj_weight.chunk(3)]
+
+    q, k, v = squares()
+    found = curvature.curvatures(model, lambda: sum(map(math.prod, zip((3, 5, 7), squares(), strict=True))) / 2)
+    assert found["qk"] == pytest.approx(3 * q + 5 * k, rel=1e-6)
+    assert found["vo"] == pytest.approx(7 * v, rel=1e-6)
+    assert found["feed-forward"] == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(model.block.in_proj_weight.detach(), before, rtol=1e-12, atol=1e-12)
+
+
+def test_flatter_directions_are_decided_as_planned():
+    def verdict(ratio):
+        rows = [
+            {"seed": s, "step": 2000, "qk": 1.0, "vo": ratio * (1 + 0.02 * (s - 2)), "feed-forward": 1.0}
+            for s in range(5)
+        ]
+        return curvature.decisions(rows).get("flatter", {"verdict": "not judged"})["verdict"]
+
+    assert [verdict(ratio) for ratio in (4, 1, 2, -1)] == ["supported", "refuted", "inconclusive", "not judged"]
