@@ -5,7 +5,8 @@
 
     delayed    form of specific_heat; the number of steps is the largest of STEPS for which a measurement of the speed,
                before any training, leaves enough time for the others
-    ascent     models of the extended form with eight seeds, all value maps; FOLDER/ascent/text has its text, or the text of this machine is used
+    ascent     models of the extended form with eight seeds, all value maps; FOLDER/ascent/text has its text, or the
+               text of this machine is used
     full       form of specific_heat; primes whose runs are not all complete are left out
 
 Only the last checkpoint is written. A command that is repeated trains what is not complete.

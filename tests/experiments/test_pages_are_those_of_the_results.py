@@ -21,6 +21,7 @@ from experiments.linearity import experiment as linear
 from experiments.linearity import page as linearity
 from experiments.metric import experiment as metrics
 from experiments.metric import page as metric
+from experiments.metric import training as metric_training
 from experiments.needed import experiment as weights
 from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
@@ -38,6 +39,7 @@ DECISIONS = {
     "linearity": linear.decisions,
     "needed": weights.decisions,
     "ascent": tied.decisions,
+    "metric, training": metric_training.decisions,
     "contraction": contractions.decisions,
 }
 RESULTS = json.loads((ROOT / "experiments" / "metric" / "results.json").read_text())
@@ -123,8 +125,10 @@ def results_of(name):
         ("needed", "needed", needed.table),
         ("ascent", "measured", ascent.measured),
         ("ascent", "decided", ascent.decided),
-        ("contraction", "measured", contraction.measured),
         ("contraction", "decided", contraction.decided),
+        ("contraction", "losses", contraction.losses),
+        ("contraction", "budgets", contraction.budgets),
+        ("contraction", "predicted", contraction.predicted),
         ("filtering", "errors", filtering.errors),
         ("filtering", "decided", filtering.decided),
         ("filtering", "read-outs", filtering.read_outs),
@@ -132,6 +136,11 @@ def results_of(name):
 )
 def test_tables_are_those_of_the_results(name, table, make):
     assert read_table(ROOT / "docs" / "experiments" / f"{name}.md", table) == make(results_of(name))
+
+
+@pytest.mark.parametrize(("name", "make"), [("training", metric.trained), ("training decided", metric.judged)])
+def test_tables_of_the_metric_through_training_are_those_of_the_results(name, make):
+    assert read_table(PAGE, name) == make(json.loads(metric_training.RESULTS.read_text()))
 
 
 @pytest.mark.parametrize(("name", "make"), [("measured", ascent.measured), ("decided", ascent.decided)])
@@ -181,7 +190,8 @@ def answer_of(name, results):
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        *((name, "results") for name in (*DECISIONS, "published", "filtering", "specific_heat")),
+        *((name, name.partition(", ")[2] or "results") for name in DECISIONS),
+        *((name, "results") for name in ("published", "filtering", "specific_heat")),
         ("ascent", "compute"),
         ("specific_heat, delayed", "delayed"),
     ],
@@ -248,6 +258,7 @@ SETTINGS = {  # results, and the settings that make them again
     "needed/results": weights.EXTENDED,
     "linearity/results": linear.EXTENDED,
     "contraction/results": contractions.EXTENDED,
+    "metric/training": metric_training.MODELS,
     "ascent/results": tied.EXTENDED,
     "ascent/compute": tied.GPU,
     "specific_heat/results": heat.EXTENDED,
