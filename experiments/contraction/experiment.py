@@ -142,7 +142,7 @@ def budget(model: Transformer, windows: Tensor, seed: int = 0) -> dict[str, Any]
     root = vectors * values.clamp(min=0.0).sqrt()
     noise = torch.randn(flat.shape, dtype=torch.float64, generator=generator_of(seed, 0))
     sampled = (flat.mean(0) + noise @ root.mT).to(embedded.dtype).view_as(embedded)
-    found = {}
+    found: dict[str, Any] = {}
     for name, start in (("", embedded), (", Gaussian tokens", sampled)):
         states = [state.mean.flatten(0, 1).double() for state in model.states_from(start)]
         spreads = [x.var(0).sum().log() for x in states]

@@ -1,18 +1,22 @@
-"""Table and figure of docs/experiments/needed.md, from results.json.
+"""Tables and figure of docs/experiments/needed.md, from results.json and curvature.json.
 
     python -m experiments.needed.page
 
-Read next: experiment.py (where the results come from).
+Read next: experiment.py and curvature.py (where the results come from).
 """
+
+import json
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..costs import Cost, cost
-from ..pages import write_page
+from ..intervals import student
+from ..pages import DOCS, replace_table, write_page
 from ..transformer import ModelSettings
-from .experiment import ARMS
+from .curvature import RESULTS
+from .experiment import ARMS, GROUPS
 
 
 def table(results: dict[str, Any]) -> str:
@@ -34,6 +38,15 @@ def learned(arm: str, model: ModelSettings) -> Cost:
     whole = cost(replace(model, **ARMS[arm]))
     held = set(ARMS[arm].get("identity", "") + ARMS[arm].get("frozen", ""))
     return whole._replace(parameters=whole.parameters - model.layers * len(held) * (model.width + 1) * model.width)
+
+
+def curvature(results: dict[str, Any]) -> str:
+    """Curvatures of every group and step, with half of their CI."""
+    lines = [f"| step | {' | '.join(GROUPS)} |", "|---" * (1 + len(GROUPS)) + "|"]
+    for step in sorted({row["step"] for row in results["models"]}):
+        values = [student([row[group] for row in results["models"] if row["step"] == step]) for group in GROUPS]
+        lines.append(f"| {step} | {' | '.join(f'{v.mean:.3f} ± {v.high - v.mean:.3f}' for v in values)} |")
+    return "\n".join(lines)
 
 
 def _interval(values: dict[str, float]) -> str:
@@ -58,3 +71,4 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     write_page("needed", {"needed": table}, figure)
+    replace_table(DOCS / "experiments" / "needed.md", "curvature", curvature(json.loads(RESULTS.read_text())))

@@ -22,6 +22,7 @@ from experiments.linearity import page as linearity
 from experiments.metric import experiment as metrics
 from experiments.metric import page as metric
 from experiments.metric import training as metric_training
+from experiments.needed import curvature as curvatures
 from experiments.needed import experiment as weights
 from experiments.needed import page as needed
 from experiments.pages import read_table, replace_table
@@ -40,6 +41,7 @@ DECISIONS = {
     "needed": weights.decisions,
     "ascent": tied.decisions,
     "metric, training": metric_training.decisions,
+    "needed, curvature": curvatures.decisions,
     "contraction": contractions.decisions,
 }
 RESULTS = json.loads((ROOT / "experiments" / "metric" / "results.json").read_text())
@@ -141,6 +143,14 @@ def test_tables_are_those_of_the_results(name, table, make):
 @pytest.mark.parametrize(("name", "make"), [("training", metric.trained), ("training decided", metric.judged)])
 def test_tables_of_the_metric_through_training_are_those_of_the_results(name, make):
     assert read_table(PAGE, name) == make(json.loads(metric_training.RESULTS.read_text()))
+
+
+def test_curvatures_are_those_of_the_results():
+    results = json.loads(curvatures.RESULTS.read_text())
+    page = ROOT / "docs" / "experiments" / "needed.md"
+    assert read_table(page, "curvature") == needed.curvature(results)
+    ratio = results["answer"]["flatter"]["log ratio of curvatures"]
+    assert f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" in page.read_text()
 
 
 @pytest.mark.parametrize(("name", "make"), [("measured", ascent.measured), ("decided", ascent.decided)])
@@ -259,6 +269,7 @@ SETTINGS = {  # results, and the settings that make them again
     "linearity/results": linear.EXTENDED,
     "contraction/results": contractions.EXTENDED,
     "metric/training": metric_training.MODELS,
+    "needed/curvature": curvatures.MODELS,
     "ascent/results": tied.EXTENDED,
     "ascent/compute": tied.GPU,
     "specific_heat/results": heat.EXTENDED,
