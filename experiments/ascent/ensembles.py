@@ -85,7 +85,7 @@ class TextEnsemble(Ensemble):
         if not any(place in name.split(".") for place in self.places):
             return x
         weights = {key: self.weights[f"{name}.{key}"] for key, _ in self.contraction.named_parameters()}
-        return vmap(lambda own, tokens: functional_call(self.contraction, own, (tokens,)))(weights, x)
+        return vmap(lambda parameters, tokens: functional_call(self.contraction, parameters, (tokens,)))(weights, x)
 
 
 def _joined(x: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def row_of(each: Member, text: TokenisedText) -> dict[str, Any]:
 
 @torch.no_grad()
 def budget(model: Transformer, windows: Tensor, seed: int = 0) -> dict[str, Any]:
-    """What each block does to the stream of a text, and to Gaussian tokens of the same mean and covariance.
+    """Changes of the stream of a text by each block, and of Gaussian tokens of the same mean and covariance.
 
     The second is the prediction of the simulator: layers with the trained weights, tokens without a text. Gaussianity
     is the sliced Wasserstein distance of the last stream to a Gaussian; entropies are those of the first block.
@@ -142,14 +142,14 @@ def budget(model: Transformer, windows: Tensor, seed: int = 0) -> dict[str, Any]
     root = vectors * values.clamp(min=0.0).sqrt()
     noise = torch.randn(flat.shape, dtype=torch.float64, generator=generator_of(seed, 0))
     sampled = (flat.mean(0) + noise @ root.mT).to(embedded.dtype).view_as(embedded)
-    found: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     for name, start in (("", embedded), (", Gaussian tokens", sampled)):
         states = [state.mean.flatten(0, 1).double() for state in model.states_from(start)]
         spreads = [x.var(0).sum().log() for x in states]
-        found[f"log tr Cov{name}"] = [float(after - before) for before, after in pairwise(spreads)]
-        found[f"distance to a Gaussian{name}"] = float(sliced_wasserstein(states[-1], NO_RECORD, None))
-        found[f"normalised entropy{name}"] = _normalised_entropy(model, start)
-    return found
+        statistics[f"log tr Cov{name}"] = [float(after - before) for before, after in pairwise(spreads)]
+        statistics[f"distance to a Gaussian{name}"] = float(sliced_wasserstein(states[-1], NO_RECORD, None))
+        statistics[f"normalised entropy{name}"] = _normalised_entropy(model, start)
+    return statistics
 
 
 def _normalised_entropy(model: Transformer, start: Tensor) -> float:
@@ -167,15 +167,17 @@ def _normalised_entropy(model: Transformer, start: Tensor) -> float:
 def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide the cost of each contraction at each size of the data, its dependence on the size, and the prediction."""
     seeds = sorted({row["seed"] for row in rows})
-    found = {(row["contraction"], row["data"], row["seed"]): row for row in rows}
+    of_run = {(row["contraction"], row["data"], row["seed"]): row for row in rows}
     answer: dict[str, Any] = {"status": text_settings.status(seeds)}
     for kind in dict.fromkeys(row["contraction"] for row in rows):
-        ratios = [_log_ratio(found[kind, "much text", s]["budget"]) for s in seeds]
+        ratios = [_log_ratio(of_run[kind, "much text", s]["budget"]) for s in seeds]
         answer[f"{kind}, prediction"] = _predicted(student(ratios))
         if kind == "layer_norm":
             continue
         costs = {
-            size: [found[kind, size, s]["held-out loss"] - found["layer_norm", size, s]["held-out loss"] for s in seeds]
+            size: [
+                of_run[kind, size, s]["held-out loss"] - of_run["layer_norm", size, s]["held-out loss"] for s in seeds
+            ]
             for size in SIZES
         }
         for size, values in costs.items():

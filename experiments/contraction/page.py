@@ -42,7 +42,7 @@ def losses(results: dict[str, Any]) -> str:
 
 
 def budgets(results: dict[str, Any]) -> str:
-    """What the blocks do to the stream, with much text: untrained, trained, and predicted from Gaussian tokens."""
+    """Changes of the stream by the blocks, with much text: untrained, trained, and predicted from Gaussian tokens."""
     parts = ("Δ log tr Cov of each block", "distance to a Gaussian", "normalised entropy")
     columns = [f"{part}, {state}" for part in parts for state in ("untrained", "trained", "Gaussian tokens")]
     lines = [f"| contraction | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
@@ -115,8 +115,8 @@ def figure(results: dict[str, Any], path: Path) -> None:
     left.grid(axis="x", alpha=0.3)
     ends = []
     for number, kind in enumerate(KINDS):
-        found = [row["budget"] for row in rows_of(results, kind, "much text")]
-        x, y = ([growth(each, suffix) for each in found] for suffix in (", Gaussian tokens", ""))
+        each_budget = [row["budget"] for row in rows_of(results, kind, "much text")]
+        x, y = ([growth(each, suffix) for each in each_budget] for suffix in (", Gaussian tokens", ""))
         right.plot(x, y, "o", color=f"C{number}", ms=4, label=kind)
         ends += x + y
     right.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.6", lw=0.8, zorder=0)

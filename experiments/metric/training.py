@@ -63,12 +63,12 @@ def rows_of(settings: Settings, steps: tuple[int, ...], folder: Path, seed: int)
 
 def cosines(claim: Any) -> dict[str, list[float]]:
     """Median over heads of every cosine, and the mean of its null."""
-    found = {POSITIVE: [claim.value, claim.null]}
+    medians = {POSITIVE: [claim.value, claim.null]}
     details = {detail.key: detail for detail in claim.details}
     for target in TARGETS:
         detail = details[f"cosine with the {target}"]
-        found[target] = [detail.value, detail.null]
-    return found
+        medians[target] = [detail.value, detail.null]
+    return medians
 
 
 def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:

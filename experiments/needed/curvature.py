@@ -72,7 +72,7 @@ def held_out_loss(model: Transformer, batches: list[Batch]) -> float:
 def curvatures(model: nn.Module, loss: Callable[[], float]) -> dict[str, float]:
     """Mean curvature of a loss of the model along random directions of each group."""
     middle, generator = loss(), generator_of(0, 0)
-    found = {}
+    means = {}
     for group in GROUPS:
         parts = [part for name, p in model.named_parameters() for part in matrices(group, name, p)]
         values = []
@@ -85,8 +85,8 @@ def curvatures(model: nn.Module, loss: Callable[[], float]) -> dict[str, float]:
                     part += factor * move
                 losses.append(loss())
             values.append((losses[0] + losses[1] - 2 * middle) / MOVE**2)
-        found[group] = math.fsum(values) / DIRECTIONS
-    return found
+        means[group] = math.fsum(values) / DIRECTIONS
+    return means
 
 
 def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Read next: experiment.py and curvature.py (where the results come from).
 """
 
 import json
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ def table(results: dict[str, Any]) -> str:
 
 def learned(arm: str, model: ModelSettings) -> Cost:
     """Learned parameters of an arm, and its multiplications, of which maps that are held are a part."""
-    whole = cost(replace(model, **ARMS[arm]))
+    every = cost(replace(model, **ARMS[arm]))
     held = set(ARMS[arm].get("identity", "") + ARMS[arm].get("frozen", ""))
-    return whole._replace(parameters=whole.parameters - model.layers * len(held) * (model.width + 1) * model.width)
+    return every._replace(parameters=every.parameters - model.layers * len(held) * (model.width + 1) * model.width)
 
 
 def curvature(results: dict[str, Any]) -> str:
