@@ -45,7 +45,7 @@ class Ensemble(ABC):
         shapes = {name: p.shape for name, p in models[0].named_parameters()}
         parts = self.flat.split([shape.numel() for shape in shapes.values()], 1)
         self.weights = {
-            name: part.unflatten(1, shape).detach().requires_grad_()
+            name: part.view(len(models), *shape).detach().requires_grad_()
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
 
@@ -176,7 +176,7 @@ class Trainer:
         with torch.no_grad():
             self.losses.copy_(losses)
             factors = self.schedule.index_select(0, self.index)[0]
-            gradient = torch.cat([each.flatten(1) for each in gradients], 1)
+            gradient = torch.cat([each.reshape(len(each), -1) for each in gradients], 1)
             adamw(self.ensemble.flat, gradient, self.moments, self.decay, self.training, factors)
             self.index.add_(1)
 

@@ -1,5 +1,8 @@
 """Checkpoints in the format of transformers, which `gradlogz probe` and `gradlogz compare` read.
 
+    python -m experiments.exporting RUN FOLDER      RUN: a folder with config.json and checkpoints/step-N
+    gradlogz probe FOLDER --text TEXT               FOLDER/checkpoint-N: the same models, with the tokenizer of the text
+
     placement   objective   class of transformers
     pre         causal      GPT2LMHeadModel
     pre         masked      EsmModel, without a head
@@ -12,6 +15,8 @@ Contractions are LayerNorm and feed-forward layers free; other parts have no arc
 Read next: transformer.py; ../src/gradlogz/probing/inside/loading.py (how the folder is read).
 """
 
+import argparse
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +25,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gradlogz._errors import InputValueError
+from gradlogz._input_errors import InputError
 from gradlogz.attention.layers.multihead import MultiheadAttention
 
 from .parts import TiedAttention
+from .run_folders import RunFolder
 from .text import MASK_TOKEN, PAD_TOKEN
 from .transformer import Block, ModelSettings, Transformer
 
@@ -76,6 +83,24 @@ def load_checkpoint(folder: Path, settings: ModelSettings) -> Transformer:
     return model.eval()
 
 
+def export_run(run: Path, folder: Path, tokenizer: Path | None = None) -> list[Path]:
+    """Write every checkpoint of a run to folder/checkpoint-STEP, and return these folders by step.
+
+    tokenizer: tokenizer.json of the text; by default that of an experiment, text/tokenizer.json beside the run.
+    """
+    source = RunFolder(run)
+    if source.config is None:
+        raise InputValueError("export_run", "run", f"{run} has no config.json", "Name the folder of a run.")
+    beside = run.absolute().parent / "text" / "tokenizer.json"
+    tokenizer = tokenizer or (beside if beside.exists() else None)
+    settings = ModelSettings(**source.config["model"])
+    targets = []
+    for step, place in source.checkpoints().items():
+        targets.append(folder / f"checkpoint-{step}")
+        export(load_checkpoint(place, settings), targets[-1], tokenizer)
+    return targets
+
+
 class Projections(NamedTuple):
     """Weights [d, d] and biases [d] of the four maps of an attention layer, as in nn.Linear."""
 
@@ -109,11 +134,12 @@ def _gpt2(model: Transformer) -> Any:
     config = GPT2Config(
         vocab_size=s.vocabulary, n_positions=s.context, n_embd=s.width, n_layer=s.layers, n_head=s.heads,
         n_inner=s.hidden, activation_function=s.activation, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD, tie_word_embeddings=not s.separate,
+        layer_norm_epsilon=1e-5, bos_token_id=PAD, eos_token_id=PAD,
+        tie_word_embeddings=not s.separate and s.embedding_scale == 1.0,
     )  # fmt: skip
     weights = {
-        "transformer.wte.weight": model.embedding.weight,
-        "transformer.wpe.weight": model.positions,
+        "transformer.wte.weight": s.embedding_scale * model.embedding.weight,
+        "transformer.wpe.weight": s.embedding_scale * model.positions,
         "lm_head.weight": (model.unembedding or model.embedding).weight,
         **_norm("transformer.ln_f", model.last),
     }
@@ -143,8 +169,8 @@ def _bert(model: Transformer) -> Any:
         **_encoder_options(s), type_vocab_size=1, max_position_embeddings=s.context, is_decoder=s.objective == "causal",
     )  # fmt: skip
     weights = {
-        "embeddings.word_embeddings.weight": model.embedding.weight,
-        "embeddings.position_embeddings.weight": model.positions,
+        "embeddings.word_embeddings.weight": s.embedding_scale * model.embedding.weight,
+        "embeddings.position_embeddings.weight": s.embedding_scale * model.positions,
         "embeddings.token_type_embeddings.weight": torch.zeros(1, s.width),
         **_norm("embeddings.LayerNorm", model.first),
     }
@@ -165,9 +191,11 @@ def _esm(model: Transformer) -> Any:
         emb_layer_norm_before=False, token_dropout=False, mask_token_id=None,
     )  # fmt: skip
     weights = {
-        "embeddings.word_embeddings.weight": model.embedding.weight,
+        "embeddings.word_embeddings.weight": s.embedding_scale * model.embedding.weight,
         # Positions are counted from the number after that of the padding token.
-        "embeddings.position_embeddings.weight": torch.cat((torch.zeros(PAD + 1, s.width), model.positions)),
+        "embeddings.position_embeddings.weight": torch.cat(
+            (torch.zeros(PAD + 1, s.width), s.embedding_scale * model.positions)
+        ),
         **_norm("encoder.emb_layer_norm_after", model.last),
         # A head for contacts of proteins, which nothing calls.
         "contact_head.regression.weight": torch.zeros(1, s.layers * s.heads),
@@ -220,3 +248,22 @@ def _filled(exported: nn.Module, weights: dict[str, Tensor]) -> Any:
     """The model of transformers with these weights; every one of its weights must be among them."""
     exported.load_state_dict({name: t.detach().clone().contiguous() for name, t in weights.items()})
     return exported.eval()
+
+
+def main() -> None:
+    """Export the checkpoints of a run."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.exporting")
+    parser.add_argument("run", type=Path, help="folder of a run, such as runs/experiments/ascent/causal-pre-free-0")
+    parser.add_argument("folder", type=Path, help="where checkpoint-STEP are written")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; default: text/tokenizer.json beside the run")
+    arguments = parser.parse_args()
+    try:
+        targets = export_run(arguments.run, arguments.folder, arguments.tokenizer)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(f"{len(targets)} checkpoints; gradlogz probe {arguments.folder} --text TEXT")
+
+
+if __name__ == "__main__":
+    main()

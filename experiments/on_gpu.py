@@ -5,7 +5,8 @@
 
     delayed    form of specific_heat; the number of steps is the largest of STEPS for which a measurement of the speed,
                before any training, leaves enough time for the others
-    ascent     extended form; FOLDER/ascent/text has its text, or the text of this machine is used
+    ascent     models of the extended form with eight seeds, all value maps; FOLDER/ascent/text has its text, or the
+               text of this machine is used
     full       form of specific_heat; primes whose runs are not all complete are left out
 
 Only the last checkpoint is written. A command that is repeated trains what is not complete.
@@ -188,7 +189,7 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="write results of complete runs; train nothing")
     parser.add_argument("--tiny", action="store_true", help="p = 7, a few steps: half a minute of one core")
     arguments = parser.parse_args()
-    delayed, text, full = heat.DELAYED, ascent.EXTENDED, heat.FULL
+    delayed, text, full = heat.DELAYED, ascent.GPU, heat.FULL
     if arguments.tiny:
         delayed, full = (replace(form, primes=(7,), seeds=2, steps=200) for form in (delayed, full))
         text = replace(text, training=replace(text.training, steps=4), batch_size=2, seeds=2, probe_tokens=512)

@@ -47,6 +47,8 @@ class ModelSettings:
         identity, frozen: letters of "qkvo": maps of softmax attention that are the identity, or stay as they were
             drawn; both need a training without weight decay.
         numbers: tokens are vectors of `vocabulary` numbers; embedding and unembedding are linear maps of their own.
+        embedding_scale: factor of the sum of embedding and positions, each of which begins with standard deviation
+            0.02; the unembedding is without it.
     """
 
     vocabulary: int
@@ -64,6 +66,7 @@ class ModelSettings:
     shared: bool = False
     separate: bool = False
     numbers: bool = False
+    embedding_scale: float = 1.0
     identity: str = ""
     frozen: str = ""
 
@@ -160,7 +163,11 @@ class Transformer(Model):
 
     def states(self, tokens: Tensor) -> list["State"]:
         """Tokens [b, n, d] and their variance before the first block and after each."""
-        states = [State(self.embed(tokens), None)]
+        return self.states_from(self.embed(tokens))
+
+    def states_from(self, embedded: Tensor) -> list["State"]:
+        """States of tokens [b, n, d] that enter the first block."""
+        states = [State(embedded, None)]
         for layer in range(self.settings.layers):
             block = self.blocks[0 if self.settings.shared else layer]
             states.append(State(*block(*states[-1], self.settings.objective == "causal")))
@@ -169,7 +176,7 @@ class Transformer(Model):
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [b, n, d] before the first block: embedding and positions."""
         x = self.embedding(tokens)
-        return self.first(x + self.positions[: x.shape[-2]])
+        return self.first(self.settings.embedding_scale * (x + self.positions[: x.shape[-2]]))
 
     def unembed(self, x: Tensor) -> Tensor:
         """Logits by the transposed embedding, or by the unembedding."""

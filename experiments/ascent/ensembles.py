@@ -1,6 +1,6 @@
 """Transformers with free or tied value maps, trained together.
 
-Softmax and tied attention, LayerNorm, pre- or post-norm, free feed-forward layers.
+Softmax and tied attention, every contraction but whitening, pre- or post-norm, free feed-forward layers.
 
 Read next: ../ensembles.py (training), ../transformer.py (one model).
 """
@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from gradlogz._errors import InputValueError
 
 from ..ensembles import Ensemble
+from ..parts import contraction
 from ..tasks import Batch
 from ..transformer import Transformer
 
@@ -23,12 +25,14 @@ class TextEnsemble(Ensemble):
 
     def __init__(self, models: Sequence[Transformer], device: torch.device) -> None:
         s = models[0].settings
-        parts = (s.attention in ("softmax", "tied"), s.contraction == "layer_norm", s.placement != "peri")
+        parts = (s.attention in ("softmax", "tied"), s.contraction != "whitening", s.placement != "peri")
         others = s.shared or s.separate or s.numbers or s.identity or s.frozen
         if not all(parts) or others or (s.feed_forward, s.activation) != ("free", "gelu"):
             remedy = "Train them one by one, with experiments.training.train."
             raise InputValueError("TextEnsemble", "models", "models have a part that is not batched", remedy)
         super().__init__(models, device)
+        self.contraction = contraction(s.contraction, s.width).to(device)
+        self.places = ("before", "last") if s.placement == "pre" else ("first", "after")
 
     def losses(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of every model [s] over its predicted tokens."""
@@ -43,17 +47,18 @@ class TextEnsemble(Ensemble):
         x = self._embedded(tokens)
         for i in range(self.settings.layers):
             block = f"blocks.{i}"
-            x = x + self._attention(f"{block}.attention.layer", self._norm(f"{block}.before.0", x))
-            x = self._norm(f"{block}.after.0", x)
-            hidden = gelu(self._linear(f"{block}.feed_forward.0", self._norm(f"{block}.before.1", x)))
-            x = self._norm(f"{block}.after.1", x + self._linear(f"{block}.feed_forward.2", hidden))
-        return _product(self._norm("last", x), self.weights["embedding.weight"].mT)
+            x = x + self._attention(f"{block}.attention.layer", self._contracted(f"{block}.before.0", x))
+            x = self._contracted(f"{block}.after.0", x)
+            hidden = gelu(self._linear(f"{block}.feed_forward.0", self._contracted(f"{block}.before.1", x)))
+            x = self._contracted(f"{block}.after.1", x + self._linear(f"{block}.feed_forward.2", hidden))
+        return _product(self._contracted("last", x), self.weights["embedding.weight"].mT)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         offsets = self.settings.vocabulary * torch.arange(len(tokens), device=tokens.device)
         table = self.weights["embedding.weight"].flatten(0, 1)
         x = table.index_select(0, (tokens + offsets[:, None, None]).flatten()).unflatten(0, tokens.shape)
-        return self._norm("first", x + self.weights["positions"][:, None, : tokens.shape[2]])
+        x = self.settings.embedding_scale * (x + self.weights["positions"][:, None, : tokens.shape[2]])
+        return self._contracted("first", x)
 
     def _attention(self, layer: str, x: Tensor) -> Tensor:
         if self.settings.attention == "tied":
@@ -75,12 +80,12 @@ class TextEnsemble(Ensemble):
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return _affine(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        """LayerNorm, where the placement has one."""
-        if f"{name}.weight" not in self.weights:
+    def _contracted(self, name: str, x: Tensor) -> Tensor:
+        """Contraction by name, where the placement has one."""
+        if not any(place in name.split(".") for place in self.places):
             return x
-        gain, bias = (self.weights[f"{name}.{part}"][:, None, None] for part in ("weight", "bias"))
-        return torch.addcmul(bias, layer_norm(x, x.shape[-1:]), gain)
+        weights = {key: self.weights[f"{name}.{key}"] for key, _ in self.contraction.named_parameters()}
+        return vmap(lambda parameters, tokens: functional_call(self.contraction, parameters, (tokens,)))(weights, x)
 
 
 def _joined(x: Tensor) -> Tensor:

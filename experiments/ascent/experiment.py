@@ -68,8 +68,11 @@ REDUCED = Settings(
     probe_tokens=2048,
 )
 EXTENDED = Settings(
-    **without_decay(text_settings.EXTENDED) | {"seeds": 8, "first_seed": 10}, probe_tokens=4096, probed_tied=2
+    **without_decay(text_settings.EXTENDED) | {"first_seed": 3},
+    probe_tokens=4096,
+    value_maps=("free", "tied, equal parameters"),
 )
+GPU = replace(EXTENDED, seeds=8, first_seed=10, value_maps=get_args(ValueMap), probed_tied=2)  # ../on_gpu.py
 FULL = Settings(**vars(text_settings.FULL), probe_tokens=20_000, every_checkpoint=True)
 
 

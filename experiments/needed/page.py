@@ -1,25 +1,50 @@
-"""Table and figure of docs/experiments/needed.md, from results.json.
+"""Tables and figure of docs/experiments/needed.md, from results.json and curvature.json.
 
     python -m experiments.needed.page
 
-Read next: experiment.py (where the results come from).
+Read next: experiment.py and curvature.py (where the results come from).
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..pages import write_page
-from .experiment import ARMS
+from ..costs import Cost, cost
+from ..intervals import student
+from ..pages import DOCS, replace_table, write_page
+from ..transformer import ModelSettings
+from .curvature import RESULTS
+from .experiment import ARMS, GROUPS
 
 
 def table(results: dict[str, Any]) -> str:
-    """Mean loss, relative cost and verdict of every arm."""
-    lines = ["| arm | held-out loss | relative cost (95 % CI) | verdict |", "|---" * 4 + "|"]
+    """Mean loss, relative cost, verdict, learned parameters and multiplications of every arm."""
+    titles = "arm | held-out loss | relative cost (95 % CI) | verdict | learned parameters | multiplications of a token"
+    lines = [f"| {titles} |", "|---" * 6 + "|"]
     for arm in ARMS:
         losses = [row["held-out loss"] for row in results["models"] if row["arm"] == arm]
         row = results["answer"].get(arm)
-        cost = "" if row is None else _interval(row["relative cost"])
-        lines.append(f"| {arm} | {sum(losses) / len(losses):.3f} | {cost} | {'' if row is None else row['verdict']} |")
+        relative, verdict = ("", "") if row is None else (_interval(row["relative cost"]), row["verdict"])
+        size = learned(arm, ModelSettings(**results["settings"]["model"]))
+        cells = [arm, f"{sum(losses) / len(losses):.3f}", relative, verdict]
+        lines.append(f"| {' | '.join(cells)} | {size.parameters:,} | {size.multiplications:,.0f} |")
+    return "\n".join(lines)
+
+
+def learned(arm: str, model: ModelSettings) -> Cost:
+    """Learned parameters of an arm, and its multiplications, of which maps that are held are a part."""
+    every = cost(replace(model, **ARMS[arm]))
+    held = set(ARMS[arm].get("identity", "") + ARMS[arm].get("frozen", ""))
+    return every._replace(parameters=every.parameters - model.layers * len(held) * (model.width + 1) * model.width)
+
+
+def curvature(results: dict[str, Any]) -> str:
+    """Curvatures of every group and step, with half of their CI."""
+    lines = [f"| step | {' | '.join(GROUPS)} |", "|---" * (1 + len(GROUPS)) + "|"]
+    for step in sorted({row["step"] for row in results["models"]}):
+        values = [student([row[group] for row in results["models"] if row["step"] == step]) for group in GROUPS]
+        lines.append(f"| {step} | {' | '.join(f'{v.mean:.3f} ± {v.high - v.mean:.3f}' for v in values)} |")
     return "\n".join(lines)
 
 
@@ -45,3 +70,4 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     write_page("needed", {"needed": table}, figure)
+    replace_table(DOCS / "experiments" / "needed.md", "curvature", curvature(json.loads(RESULTS.read_text())))

@@ -15,7 +15,7 @@ from .experiment import PUBLISHED_CAPACITY, PUBLISHED_ERROR, THEORY, load_at_hal
 def compared(results: dict[str, Any]) -> str:
     """Published and measured numbers."""
     answer = results["answer"]
-    published = f"{PUBLISHED_CAPACITY} ± {PUBLISHED_ERROR} [crisanti86]; theory {THEORY} [amit85]"
+    published = f"{PUBLISHED_CAPACITY} ± {PUBLISHED_ERROR} [steffan94]; theory {THEORY} [amit85]"
     row = answer["capacity"]
     lines = [
         "| number | published | measured (95 % CI) | verdict |",

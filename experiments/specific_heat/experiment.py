@@ -62,6 +62,7 @@ class Settings:
         published: initial weights are those of the code of [nanda23].
         together: runs with one prime and one share of the pairs are trained together.
         tf32: a GPU rounds the factors of matrix products to 11 bits, which is several times as fast.
+        small_lags: H1 can be "no lag of interest", which the plan adds for the delayed and the full form.
     """
 
     primes: tuple[int, ...]
@@ -77,6 +78,7 @@ class Settings:
     activation: Activation = "gelu"
     published: bool = False
     tf32: bool = False
+    small_lags: bool = False
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -89,10 +91,11 @@ class Settings:
         return range(self.first_seed, self.first_seed + number)
 
 
-FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=400, together=True)
+FULL = Settings(primes=(47, 53, 59, 83, 113), seeds=10, steps=6000, first_seed=400, together=True, small_lags=True)
 DELAYED = Settings(
     primes=(113,), seeds=10, steps=20_000, first_seed=500, record_every=50, width=128, together=True,
     shares=(0.3, 0.15), learning_rate=0.001, null_seeds=5, activation="relu", published=True, tf32=True,
+    small_lags=True,
 )  # fmt: skip
 EXTENDED = Settings(primes=(59, 83), seeds=10, steps=800, first_seed=300, together=True)
 REDUCED = Settings(primes=(59,), seeds=5, steps=800)
@@ -158,7 +161,7 @@ def judge(settings: Settings, folder: Path) -> dict[str, Any]:
 def results_of(settings: Settings, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Results as they are written."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answer = decisions(rows)
+    answer = decisions(rows, small_lags=settings.small_lags)
     if settings.published and rows:
         answer["published onset"] = published_onset(rows)
     return {"answer": answer, "settings": asdict(settings), "environment": environment(device), "runs": rows}
@@ -301,8 +304,8 @@ def _first(curves: list[dict[str, float]], quantity: str, value: float) -> int |
 # Decisions ------------------------------------------------------------------------------------------------------------
 
 
-def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Decide the hypotheses of the plan."""
+def decisions(rows: list[dict[str, Any]], *, small_lags: bool = False) -> dict[str, Any]:
+    """Decide the hypotheses of the plan; small_lags as in the settings."""
     fits = [row for row in rows if (row["onset"] is not None) == KINDS[row["kind"]].generalises]
     by_kind = {kind: [row for row in fits if row["kind"] == kind] for kind in KINDS}
     counts = {kind: f"{len(by_kind[kind])} of {sum(row['kind'] == kind for row in rows)}" for kind in KINDS}
@@ -311,7 +314,7 @@ def decisions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not _enough(runs):
         return answer | {"verdict": "not judged"}
     lag = over_primes(runs, lambda row: math.log2(max(row["onset"], 1) / max(row["peak"], 1)))
-    answer["H1 peak before onset"] = {"verdict": _before(lag), "lag (log2)": lag._asdict()}
+    answer["H1 peak before onset"] = {"verdict": _before(lag, small_lags), "lag (log2)": lag._asdict()}
     for kind in ("no decay", "few pairs"):
         if _enough(by_kind[kind]):
             answer[f"H2 specific, against {kind}"] = specificity(runs, by_kind[kind])
@@ -392,12 +395,12 @@ def published_onset(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _before(lag: Interval) -> str:
+def _before(lag: Interval, small_lags: bool) -> str:
     if lag.low > 0:
         return "supported"
     if lag.high < 0:
         return "refuted"
-    return "no lag of interest" if abs(lag.low) < TIME > abs(lag.high) else "inconclusive"
+    return "no lag of interest" if small_lags and abs(lag.low) < TIME > abs(lag.high) else "inconclusive"
 
 
 def _verdict(answer: dict[str, Any]) -> str:

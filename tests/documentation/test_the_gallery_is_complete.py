@@ -25,7 +25,8 @@ def test_a_figure_has_one_command(card):
     (block,) = re.findall(r"```console\n(.*?)```", card, re.DOTALL)
     program, *words = shlex.split(block.strip())
     if program == "python":
-        assert (ROOT / words[0]).is_file()
+        file = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]
+        assert (ROOT / file).is_file()
     elif program == "make":
         (name,) = [word.removeprefix("NAME=") for word in words if word.startswith("NAME=")]
         assert words[0] == "experiment"

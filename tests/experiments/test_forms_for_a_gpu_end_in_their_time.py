@@ -17,9 +17,9 @@ from gradlogz.probing.inside.loading import load
 DELAYED = replace(heat.DELAYED, primes=(5,), seeds=2, null_seeds=1, width=16, record_every=4)
 FULL = replace(heat.FULL, primes=(5, 7), seeds=2, steps=8, record_every=4)
 TEXT = replace(
-    ascent.EXTENDED,
-    model=replace(ascent.EXTENDED.model, vocabulary=300, context=16, width=16, heads=2, hidden=32),
-    training=replace(ascent.EXTENDED.training, steps=2, warm_up=1),
+    ascent.GPU,
+    model=replace(ascent.GPU.model, vocabulary=300, context=16, width=16, heads=2, hidden=32),
+    training=replace(ascent.GPU.training, steps=2, warm_up=1),
     batch_size=4,
     megabytes=0.3,
     seeds=2,

@@ -1,6 +1,7 @@
 """An ensemble computes what its models compute, and trains them as `train` does."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from safetensors.torch import load_file
 from experiments.ascent import experiment as ascent
 from experiments.ascent.ensembles import TextEnsemble
 from experiments.ascent.experiment import EXTENDED, cells, model_of
+from experiments.contraction import experiment as contraction
 from experiments.exporting import load_checkpoint
+from experiments.parts import ContractionKind
 from experiments.run_folders import RunFolder
 from experiments.specific_heat.ensembles import PairEnsemble
 from experiments.specific_heat.experiment import DELAYED, REDUCED, judge, member, place, train_share, trained
 from experiments.text import TokenisedText
+from experiments.text_settings import TextSettings
 from experiments.training import train
 from experiments.transformer import Transformer
 from gradlogz._errors import InputValueError
@@ -93,9 +97,20 @@ def test_text_models_trained_together_are_those_trained_alone(cell, tmp_path):
         torch.testing.assert_close(models[0](tokens), models[1](tokens), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("cell", list(cells()), ids=str)
-def test_an_ensemble_has_the_logits_of_its_text_models(cell):
-    models = [Transformer(model_of(cell, TEXT.model), seed=seed).double() for seed in (1, 2)]
+BATCHED = {
+    **{str(cell): model_of(cell, TEXT.model) for cell in cells()},
+    **{
+        f"{kind}, {placement}": replace(TEXT.model, contraction=kind, placement=placement, embedding_scale=35.0)
+        for kind in get_args(ContractionKind)
+        if kind != "whitening"
+        for placement in ("pre", "post")
+    },
+}
+
+
+@pytest.mark.parametrize("settings", BATCHED.values(), ids=BATCHED)
+def test_an_ensemble_has_the_logits_of_its_text_models(settings):
+    models = [Transformer(settings, seed=seed).double() for seed in (1, 2)]
     for model in models:  # gains and biases that are not 1 and 0
         for p in model.parameters():
             p.data += 0.1 * torch.randn_like(p)
@@ -105,9 +120,27 @@ def test_an_ensemble_has_the_logits_of_its_text_models(cell):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
 
 
-def test_what_cannot_be_trained_together_is_refused():
+@pytest.mark.parametrize("kind", ["layer_norm", "dyt", "sphere"])
+def test_contractions_trained_together_are_those_trained_alone(kind, tmp_path):
+    sizes = {field.name: getattr(TEXT, field.name) for field in fields(TextSettings)} | {"first_seed": 3, "little": 0.5}
+    text, settings = random_text(), replace(contraction.EXTENDED, **sizes)
+    together, alone = (
+        [contraction.member(kind, "little text", s, settings, text, tmp_path / f"{name}{s}") for s in (3, 4)]
+        for name in ("together", "alone")
+    )
+    contraction.together(together)
+    for each, other in zip(together, alone, strict=True):
+        train(other.model, other.task, other.training, seed=other.seed, folder=other.folder, device="cpu")
+        runs = RunFolder(each.folder), RunFolder(other.folder)
+        assert runs[0].config == runs[1].config
+        for row, expected in zip(runs[0].curves, runs[1].curves, strict=True):
+            assert row == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"attention": "cosine"}, {"contraction": "whitening"}, {"placement": "peri"}])
+def test_what_cannot_be_trained_together_is_refused(change):
     with pytest.raises(InputValueError, match="not batched"):
-        TextEnsemble([Transformer(replace(TEXT.model, attention="cosine"), seed=0)], CPU)
+        TextEnsemble([Transformer(replace(TEXT.model, **change), seed=0)], CPU)
 
 
 def test_training_is_given_up_when_its_time_is_over(tmp_path):
