@@ -451,6 +451,21 @@ def probe_memory() -> str:
     return "\n".join(lines)
 
 
+def probe_memory_of_parts() -> str:
+    """Memory of a divided probe on a CPU against the bound, one row per shape."""
+    table = json.loads((ROOT / "benchmarks" / "results" / "probe_memory.json").read_text())
+    lines = [
+        "| width | layers | bound, MiB | a batch, MiB | measuring and joining, MiB | judging, MiB | largest / sum | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        cells = " | ".join(f"{row[f'MiB {name}']:.0f}" for name in ("bound", "of a batch", "measuring", "judging"))
+        largest = max(row["MiB measuring"], row["MiB judging"])
+        ratio = largest / (row["MiB bound"] + row["MiB of a batch"])
+        lines.append(f"| {row['D']} | {row['layers']} | {cells} | {ratio:.2f} | {row['use']} |")
+    return "\n".join(lines)
+
+
 def probe_of_a_billion_tokens() -> str:
     """Hours of a probe of 8 billion weights and a billion tokens."""
     row = json.loads(PROBE_COST.read_text())["8 B"] if PROBE_COST.is_file() else {}
@@ -932,6 +947,7 @@ TABLES = {
     "ring": ring,
     "probe cost": probe_cost,
     "probe memory": probe_memory,
+    "probe memory of parts": probe_memory_of_parts,
     "probe of a billion tokens": probe_of_a_billion_tokens,
     "probe coverage": probe_coverage,
     "probe errors": probe_errors,

@@ -84,7 +84,7 @@ def replaced(path: Path | str) -> Iterator[Path]:
         target = real_path(path)
         status = None if descriptor_of(target) is not None else _status(target)
         if descriptor_of(target) is None and (status is None or stat.S_ISREG(status.st_mode)):
-            with _hidden(target) as part:
+            with hidden(target) as part:
                 yield part
                 with part.open("rb+") as file:
                     os.fsync(file.fileno())
@@ -166,7 +166,7 @@ def _takes_bytes(status: os.stat_result) -> bool:
 
 
 @contextmanager
-def _hidden(target: Path) -> Iterator[Path]:
+def hidden(target: Path) -> Iterator[Path]:
     """A new hidden file beside a file; no other process knows its name, and none follows a link to it."""
     stem = f".{target.name[:60]}"
     _remove_abandoned(target.parent, stem)

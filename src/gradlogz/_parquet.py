@@ -1,7 +1,7 @@
 """Parquet files of strangers.
 
-Some damaged files make polars end its process, and few bytes may declare many rows. A file is therefore first read in a
-process of its own, without memory for more cells than its bytes can say.
+Some damaged files make polars end its process, and few bytes may declare many rows or long texts. A file is therefore
+first read in a process of its own, this module as a script, whose memory is limited by the size of the file.
 
 Read next: tracking/columns.py, probing/runs/run_folder.py.
 """
@@ -15,33 +15,76 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import polars
 
-CELLS_OF_A_BYTE = 100  # of a file; numbers that are measured have about one
-FEW_CELLS = 1_000_000  # which are read in any case
-TRIAL = """
-import sys, polars
-path, most = sys.argv[1], int(sys.argv[2])
-table = polars.scan_parquet(path, glob=False)
-cells = len(table.collect_schema()) * table.select(polars.len()).collect().item()
-if cells <= most:
-    polars.read_parquet(path, glob=False)
-print(cells)
-"""
+OF_A_BYTE = 100  # cells, and bytes of text, for each byte of a file; numbers that are measured have about one cell
+FEW_CELLS = 10_000_000  # which are read in any case
+SHORT_TEXT = 100_000_000  # bytes of all texts, which are read in any case
+BYTES_OF_A_CELL = 32  # of memory in the first process, at most
+ROOM = 2**31  # bytes of memory that the first process has in any case
 
 
 class UnreadableTableError(ValueError):
-    """A parquet file that is damaged, or declares far more cells than its bytes can say."""
+    """A parquet file that is damaged, or declares far more than its bytes can say."""
 
 
 def read_parquet(path: Path) -> "polars.DataFrame":
     """Return the table of a parquet file, or raise UnreadableTableError with what is wrong about the file."""
     import polars
 
-    size = path.stat().st_size
-    most = max(FEW_CELLS, CELLS_OF_A_BYTE * size)
-    words = [sys.executable, "-P", "-c", TRIAL, os.fspath(path.absolute()), str(most)]
-    trial = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    place = Path(polars.__file__).parents[1]
+    # -P: a module in the working directory is not imported.
+    words = [sys.executable, "-P", __file__, os.fspath(path.absolute()), os.fspath(place)]
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
+    try:
+        trial = subprocess.run(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        )
+    except OSError as error:
+        reason = f"is not read: the process that tries it first cannot be started ({error.strerror})"
+        raise UnreadableTableError(reason) from None
     if trial.returncode != 0:
         raise UnreadableTableError("is not a valid parquet file")
-    if int(trial.stdout) > most:
-        raise UnreadableTableError(f"declares {int(trial.stdout):,} cells in {size:,} bytes")
+    if problem := trial.stdout.strip():
+        raise UnreadableTableError(problem)
     return polars.read_parquet(path, glob=False)
+
+
+def _problem(path: str) -> str:
+    """Read a file, and return what is wrong about it; empty if nothing is."""
+    import polars
+
+    size = Path(path).stat().st_size
+    most = max(FEW_CELLS, OF_A_BYTE * size)
+    _limit_memory(ROOM + BYTES_OF_A_CELL * most)
+    lazy = polars.scan_parquet(path, glob=False)
+    schema = lazy.collect_schema()
+    nested = [name for name, dtype in schema.items() if dtype.is_nested()]
+    if nested:
+        return f"has lists or records in the column {nested[0]!r}, which are not read"
+    cells = len(schema) * lazy.select(polars.len()).collect().item()
+    if cells > most:
+        return f"declares {cells:,} cells in {size:,} bytes"
+    table = polars.read_parquet(path, glob=False)
+    texts = polars.col(polars.String, polars.Categorical, polars.Enum).cast(polars.String).str.len_bytes()
+    lengths = table.select(texts, polars.col(polars.Binary).bin.size())
+    length = sum(column.cast(polars.UInt64).sum() for column in lengths)
+    if length > max(SHORT_TEXT, OF_A_BYTE * size):
+        return f"declares {length:,} bytes of text in {size:,} bytes"
+    return ""
+
+
+def _limit_memory(more: int) -> None:
+    """Limit the memory of this process to what it has and so many bytes, on systems where this is possible."""
+    try:
+        import resource
+
+        present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    least = present + more if most == resource.RLIM_INFINITY else min(present + more, most)
+    resource.setrlimit(resource.RLIMIT_AS, (least, most))
+
+
+if __name__ == "__main__":
+    sys.path.append(sys.argv[2])  # where the first process has polars
+    print(_problem(sys.argv[1]))

@@ -107,19 +107,59 @@ def test_the_page_of_a_run_is_a_file(run, kind):
 
 def test_a_small_parquet_file_with_many_rows_is_refused(run, tmp_path):
     polars = pytest.importorskip("polars")
-    zeros = polars.repeat(0, 1_000_000, dtype=polars.Int8, eager=True)
+    zeros = polars.repeat(0, 4_000_000, dtype=polars.Int8, eager=True)
     bomb, spread = tmp_path / "bomb.parquet", tmp_path / "spread.parquet"
     polars.DataFrame({"time": zeros, "x": zeros, "y": zeros}).write_parquet(bomb)
-    assert bomb.stat().st_size < 30_000
-    with pytest.raises(InputError, match="declares 3,000,000 cells"):
+    assert bomb.stat().st_size < 100_000
+    with pytest.raises(InputError, match="declares 12,000,000 cells"):
         track(bomb, sigma=1.0, noise=1.0)
     numbers = polars.arange(1_000_000, eager=True)
-    polars.DataFrame({"time": numbers, "x": numbers * 0.5}).write_parquet(spread)
-    assert read_parquet(spread).shape == (1_000_000, 2)
+    polars.DataFrame({"time": numbers, "x": numbers * 0.5, "y": numbers * 0}).write_parquet(spread)
+    assert read_parquet(spread).shape == (1_000_000, 3)
     (run / FINDINGS).unlink()
     shutil.copy(bomb, run / PARQUET)
     with pytest.raises(InputError, match=FINDINGS):
         read_run(run, strict=False)
+
+
+def test_a_column_of_ten_million_equal_numbers_is_read(tmp_path):
+    polars = pytest.importorskip("polars")
+    file = tmp_path / "constant.parquet"
+    polars.DataFrame({"x": polars.repeat(1.5, 10_000_000, eager=True)}).write_parquet(file)
+    assert file.stat().st_size < 100_000
+    assert read_parquet(file).shape == (10_000_000, 1)
+
+
+def test_a_small_parquet_file_with_long_lists_or_texts_is_refused(tmp_path):
+    polars = pytest.importorskip("polars")
+    file, text = tmp_path / "table.parquet", polars.Series("target", ["x" * 20_000])
+    rows = polars.DataFrame({"time": polars.arange(6_000, eager=True)})
+    for dtype in (polars.String, polars.Categorical, polars.Binary):
+        rows.with_columns(text.gather([0] * 6_000).cast(dtype)).write_parquet(file)
+        assert file.stat().st_size < 100_000
+        with pytest.raises(InputError, match="declares 120,000,000 bytes of text"):
+            track(file, sigma=1.0, noise=1.0)
+    polars.DataFrame({"time": [[0] * 1000]}).write_parquet(file)
+    with pytest.raises(InputError, match="has lists or records in the column 'time'"):
+        track(file, sigma=1.0, noise=1.0)
+
+
+def test_a_parquet_file_is_not_tried_with_modules_of_the_working_directory(tmp_path, monkeypatch):
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({"x": [1.0]}).write_parquet(tmp_path / "table.parquet")
+    for name in ("polars", "subprocess", "resource"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert read_parquet(tmp_path / "table.parquet").shape == (1, 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_parquet_file_that_cannot_be_tried_is_refused(tmp_path, monkeypatch):
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({"x": [1.0]}).write_parquet(tmp_path / "table.parquet")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(InputError, match="cannot be started \\(No such file or directory\\)"):
+        track(tmp_path / "table.parquet", sigma=1.0, noise=1.0)
 
 
 @pytest.mark.parametrize("envelope", ["[]", '{"format": 1, "facts": {"item": "a"}, "classes": [], "content": []}'])

@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_a_run_is_written_whole_or_not_at_all import run_of
 from typer.testing import CliRunner
 
 from gradlogz import cli
@@ -22,7 +23,8 @@ from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.measurement_file import STATISTICS, read_measurement, write_measurement
 from gradlogz.probing.prediction_files import selected
-from gradlogz.probing.runs.run_folder import read_run
+from gradlogz.probing.runs.run_folder import read_run, write_run
+from support.engine_work import kill_when_it_writes
 from support.saved_models import gpt2, save, save_text
 
 KILLED = """
@@ -202,6 +204,29 @@ def test_a_state_of_other_objects_is_a_reason(measured, tmp_path):
     written = measured[0]._replace(state={"own": {"layer": object()}})
     assert "not statistics" in write_measurement(tmp_path, written, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_kill_while_statistics_are_written_leaves_nothing_in_the_next_run(measured, tmp_path):
+    place = tmp_path / "run"
+    write_run(place, run_of(1))
+    child = os.fork()
+    if child == 0:
+        kill_when_it_writes(place)
+        large = measured[0]._replace(state={"own": {"layer": torch.zeros(2**25)}})
+        write_measurement(place, large, {})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path for path in place.iterdir() if path.name.startswith(".")]
+    write_run(place, run_of(2))
+    assert not [path for path in place.iterdir() if path.name.startswith(".")]
+
+
+def test_a_link_in_the_place_of_statistics_is_replaced(measured, tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / STATISTICS).symlink_to(tmp_path / "other")
+    assert write_measurement(tmp_path, measured[0], {"a": "b"}) == ""
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (tmp_path / STATISTICS).is_symlink()
 
 
 def test_a_full_disk_is_a_reason(measured, tmp_path, monkeypatch):

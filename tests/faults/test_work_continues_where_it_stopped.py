@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gradlogz.engine import InProcess, LocalProcesses, RayCluster, SlurmArray, engine_of, run_items
+from gradlogz.engine.state_file import DTYPES, Encoded, NotStorableError, read_state
 from gradlogz.engine.work_folder import WorkFolder
 from support import engine_work
 from support.engine_work import (
@@ -102,6 +104,25 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_no_file(tmp_path, expect
     same(found.states, expected)
     assert (marks / "2").read_text() == "xx"
     assert not list(work.glob("*/.*"))
+
+
+def test_a_state_is_a_file_that_safetensors_reads(tmp_path):
+    """Tensors of all types, empty ones, parts of others, transposed ones; each is written once."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    kinds = [torch.tensor([1, 0, 1]).to(dtype) for dtype in DTYPES]
+    state = [*kinds, whole, whole, whole.mT, whole[1:, :2], whole[0], torch.zeros(0, 3), torch.tensor(2.5)]
+    Encoded({"tensors": state, "text": "\udcff"}).write(tmp_path / "state", {"item": "a"})
+    read = read_state(tmp_path / "state", facts={"item": "a"})
+    assert read["text"] == "\udcff"
+    for one, other in zip(state, read["tensors"], strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert read["tensors"][len(kinds)] is read["tensors"][len(kinds) + 1]
+    written = load_file(tmp_path / "state")
+    assert len(written) == len(state) - 1
+    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in written.values())
+    with pytest.raises(NotStorableError, match="complex64"):
+        Encoded(torch.zeros(1, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

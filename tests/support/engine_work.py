@@ -2,7 +2,7 @@
 
 import os
 import signal
-import socket
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -53,10 +53,21 @@ def killed_once(item: Item) -> Moments:
 def killed_while_writing(item: Item) -> Moments:
     """The worker of item 2 is killed at its first attempt, while it writes into the folder `work` beside the marks."""
     if mark(item) == 1 and item.seed == 2:
-        part = Path(item.marks).parent / "work/items" / f".item-2.{socket.gethostname()}.{os.getpid()}"
-        part.write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_when_it_writes(Path(item.marks).parent / "work/items")
+        return moments(item._replace(marks=""))._replace(sums=torch.zeros(2**25))
     return moments(item._replace(marks=""))
+
+
+def kill_when_it_writes(folder: Path) -> None:
+    """Kill this process as soon as it has written a part of a file into a folder."""
+    before = set(folder.iterdir())
+
+    def look() -> None:
+        while not any(path.stat().st_size for path in {*folder.iterdir()} - before):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def always_killed(item: Item) -> Moments:

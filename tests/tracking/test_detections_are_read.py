@@ -1,6 +1,7 @@
 """What is read is what stands in the file; what is wrong is named, and left out if asked, and nothing else is."""
 
 import math
+from time import process_time
 
 import numpy as np
 import pandas
@@ -10,6 +11,7 @@ import torch
 import xarray
 
 from gradlogz import track
+from gradlogz._errors import InputError
 from gradlogz.tracking import frame_of, table_of
 from gradlogz.tracking.detections import read
 from gradlogz.tracking.projection import SEMI_MAJOR, LocalPlane
@@ -283,6 +285,32 @@ def test_a_corrupt_cell_changes_no_other_target():
 
 
 # Columns and units ----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_has_one_line_and_one_blank_for_several(tmp_path):
+    found = read(wrote(tmp_path, 'x   [km],"Time\n[s]","y  [km]"\n1,0,2\n1.5,1,2.5\n'))
+    assert found.position.tolist() == [[1000, 2000], [1500, 2500]]
+    chosen = read({"a  clock": [0, 1], "x": [1, 2], "y": [1, 2]}, columns={"time": " A clock "})
+    assert chosen.time.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("header", ['"' + GOOD * 1000, " ".join("x" * 30_000) + ",x", "a" + " " * 100_000 + "1,x"])
+def test_a_long_name_is_one_short_line(tmp_path, header):
+    begun = process_time()
+    with pytest.raises(InputError, match="the column 'time' is missing") as raised:
+        read(wrote(tmp_path, header))
+    assert len(str(raised.value)) < 200
+    assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match="there is no column 'clock'") as raised:
+        read(wrote(tmp_path, header), columns={"time": "clock"})
+    assert len(str(raised.value)) < 300
+    assert process_time() - begun < 2
+
+
+def test_many_columns_are_read(tmp_path):
+    names = ",".join(f"c{i}" for i in range(50_000))
+    found = read(wrote(tmp_path, f"time,x,y,{names}\n0,1,2" + "," * 50_000))
+    assert len(found.unused) == 50_000
 
 
 def test_columns_are_chosen_and_have_units(tmp_path):

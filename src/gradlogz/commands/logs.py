@@ -27,7 +27,9 @@ class Level(StrEnum):
     ERROR = "error"
 
 
-LogLevel = Annotated[Level, typer.Option(help="Least level of log messages on standard error.")]
+LogLevel = Annotated[
+    Level, typer.Option(help="Least level of log messages: debug, info, warning or error.", metavar="LEVEL")
+]
 
 
 @contextmanager

@@ -13,15 +13,21 @@ foreign file cannot run code.
 Read next: work_folder.py (states of items), ../probing/measurement_file.py (statistics of a probe).
 """
 
+import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 FORMAT = 1
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 PACKAGE = __name__.partition(".")[0]
 
 Modules = Mapping[str, Mapping[str, Any]]  # names in modules outside of this package, by module
@@ -38,22 +44,36 @@ class Encoded:
         self.tensors: list[Tensor] = []
         self._classes: dict[str, int] = {}
         self._numbers: dict[int, int] = {}
-        self._referenced: list[Tensor] = []  # so that an id is not reused
-        self._memory: set[int] = set()
         self._content = self._plain(state)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Write the state with these facts (JSON) to a file."""
-        from safetensors.torch import save_file
+        """Write the state with these facts (JSON) to a file, one tensor after the other.
 
+        safetensors writes to a file of another name first, which a kill leaves for ever, and copies all tensors
+        (before 0.8).
+        """
         described = {"format": FORMAT, "facts": dict(facts), "classes": list(self._classes), "content": self._content}
-        tensors = {str(number): tensor for number, tensor in enumerate(self.tensors)}
-        save_file(tensors, path, {PACKAGE: json.dumps(described)})
+        header: dict[str, Any] = {"__metadata__": {PACKAGE: json.dumps(described)}}
+        order = sorted(range(len(self.tensors)), key=lambda n: -self.tensors[n].element_size())  # so all are aligned
+        end = 0
+        for number in order:
+            tensor = self.tensors[number]
+            begin, end = end, end + tensor.nbytes
+            named = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            header[str(number)] = named
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for number in order:
+                stored = self.tensors[number].detach().cpu().contiguous()
+                if stored.nbytes:
+                    file.write((ctypes.c_char * stored.nbytes).from_address(stored.data_ptr()))
 
     def _plain(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
@@ -74,15 +94,11 @@ class Encoded:
         raise NotStorableError(f"a state cannot contain a {type(value).__name__}")
 
     def _number(self, tensor: Tensor) -> int:
+        if tensor.dtype not in DTYPES:
+            raise NotStorableError(f"a state cannot contain a tensor of {tensor.dtype}")
         if id(tensor) not in self._numbers:
             self._numbers[id(tensor)] = len(self.tensors)
-            self._referenced.append(tensor)
-            stored = tensor.detach().cpu().contiguous()
-            # safetensors writes no two tensors of one storage, and no part of a storage
-            if stored.untyped_storage().nbytes() != stored.nbytes or stored.data_ptr() in self._memory:
-                stored = stored.clone()
-            self._memory.add(stored.data_ptr())
-            self.tensors.append(stored)
+            self.tensors.append(tensor)
         return self._numbers[id(tensor)]
 
 

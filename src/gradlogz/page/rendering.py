@@ -88,7 +88,7 @@ def _resolved(value: Any, key: str = "") -> Any:
 
 def packed(text: str) -> str:
     """Compressed text in base64, safe inside a script element."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "backslashreplace"), 9)).decode()
 
 
 @cache

@@ -5,7 +5,6 @@
 Read next: measurement.py (the record), ../commands/probe.py (which writes and reads it).
 """
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import InputValueError
-from .._output_files import reason_of
+from .._output_files import hidden, reason_of
 from .._paths import is_plain_file
 from .._typing import Tensor
 from ..engine.state_file import Encoded, Modules, NotStorableError, read_state
@@ -39,23 +38,19 @@ def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, s
     """
     if find_spec("safetensors") is None:
         return "safetensors is not installed"
-    from safetensors import SafetensorError
-
     try:
         state = Encoded(_plain(measured))
     except NotStorableError:
         return "the state of a prediction has parts that are not statistics"
-    part = folder / f".{STATISTICS}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if 2 * state.nbytes > shutil.disk_usage(folder).free:
             return f"the disk has less than twice the {state.nbytes / 2**30:.1f} GiB that they need"
-        state.write(part, {"statistics": FORMAT, **facts})
-        part.replace(folder / STATISTICS)
-    except (OSError, SafetensorError) as error:  # the second, on a full disk
+        with hidden(folder / STATISTICS) as part:
+            state.write(part, {"statistics": FORMAT, **facts})
+            part.replace(folder / STATISTICS)
+    except OSError as error:
         return f"{type(error).__name__}: {reason_of(error)}"
-    finally:
-        part.unlink(missing_ok=True)
     return ""
 
 

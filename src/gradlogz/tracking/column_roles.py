@@ -15,7 +15,7 @@ Read next: columns.py (the table), detections.py (cells as numbers).
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._errors import InputValueError
 
@@ -40,6 +40,8 @@ ONLY_WITH_UNIT = ("altitude", "geoaltitude")  # feet in some sources and metres 
 LENGTHS = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "nm": 1852.0, "mi": 1609.344}
 SPEEDS = {"m/s": 1.0, "km/h": 1 / 3.6, "kt": 1852 / 3600, "kts": 1852 / 3600, "mph": 0.44704}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+LONGEST = 80  # letters of a column's name in an error
+# A name has no two blanks in a row, with which this would take the cube of their number.
 _WITH_UNIT = re.compile(r"(.+?)\s*[_\s(\[]\s*([a-z/]+)[)\]]?")
 
 
@@ -52,6 +54,16 @@ class Role(NamedTuple):
     def scale(self, quantity: str) -> float:
         """Factor to metres or seconds; 1 without a unit."""
         return units_of(quantity).get(self.unit, 1.0)
+
+
+def name_of(cell: Any) -> str:
+    """Name of a column: in lower case, without blanks around it, and with one blank for several or for a line break."""
+    return " ".join(str(cell).split()).lower()
+
+
+def shown(name: str) -> str:
+    """Name of a column in an error; a quote that is not closed makes the whole file a name."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}…"
 
 
 def units_of(quantity: str) -> Mapping[str, float]:
@@ -82,7 +94,7 @@ def roles_of(names: Sequence[str], choice: Mapping[str, str], *, with_velocity: 
     missing = [quantity for quantity in (*needed, *(VELOCITY if with_velocity else ())) if quantity not in roles]
     if missing:
         example = f"columns={{{missing[0]!r}: NAME}} (--column {missing[0]}=NAME)"
-        remedy = f"Pass its name as {example}; the columns are {', '.join(names)}."
+        remedy = f"Pass its name as {example}; the columns are {', '.join(map(shown, names))}."
         raise InputValueError("track", "columns", f"the column {missing[0]!r} is missing", remedy)
     _check_units(roles)
     return roles
@@ -93,12 +105,12 @@ def _chosen(quantity: str, text: str, names: Sequence[str]) -> Role:
     if quantity not in NAMES | VELOCITY:
         problem = f"columns has no quantity {quantity!r}"
         raise InputValueError("track", "columns", problem, f"Choose from {', '.join(NAMES | VELOCITY)}.")
-    column, _, unit = text.strip().lower().rpartition(":")
-    if text.strip().lower() in names or not column:
-        column, unit = text.strip().lower(), ""
+    column, _, unit = name_of(text).rpartition(":")
+    if name_of(text) in names or not column:
+        column, unit = name_of(text), ""
     if column not in names:
         problem = f"there is no column {column!r} for {quantity}"
-        raise InputValueError("track", "columns", problem, f"Choose from {', '.join(names)}.")
+        raise InputValueError("track", "columns", problem, f"Choose from {', '.join(map(shown, names))}.")
     if not unit and (parts := _WITH_UNIT.fullmatch(column)) and parts[2] in units_of(quantity):
         unit = parts[2]  # of the column's own name
     if unit and unit not in units_of(quantity):

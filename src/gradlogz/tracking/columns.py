@@ -9,12 +9,14 @@ Read next: column_roles.py (which column is what), detections.py (cells as numbe
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import InputTypeError, InputValueError, MissingPackageError
 from .._parquet import UnreadableTableError, read_parquet
+from .column_roles import name_of, shown
 
 DELIMITERS = ",;\t|"
 Source = Any  # a path, a mapping of columns, a DataFrame of pandas or polars, an xarray.Dataset, a structured array
@@ -71,16 +73,12 @@ def columns_of(source: Any) -> Columns:
     return Columns(cells, range(1, max(lengths, default=0) + 1), [])
 
 
-def name_of(cell: Any) -> str:
-    """Name of a column: in lower case, without blanks around it."""
-    return str(cell).strip().lower()
-
-
 def _check_names(names: Sequence[str]) -> None:
     """Raise an error if two columns have one name, but for capitals and blanks."""
-    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise InputValueError("track", "columns", f"the column {repeated[0]!r} occurs twice", "Rename or drop one.")
+        problem = f"the column {shown(repeated[0])!r} occurs twice"
+        raise InputValueError("track", "columns", problem, "Rename or drop one.")
 
 
 def _cells(values: Any) -> list[Any]:

@@ -17,7 +17,8 @@ def source_hash(source: str | None) -> str:
         return digest.hexdigest()
     path = user_path("documents", "source", source)
     for file in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
-        digest.update(f"{file.relative_to(path.parent).as_posix()}\0{file.stat().st_size}\0".encode())
+        name = file.relative_to(path.parent).as_posix()
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode(errors="surrogateescape"))  # a name may be no UTF-8
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

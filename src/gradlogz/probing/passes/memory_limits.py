@@ -19,7 +19,8 @@ from ..statistics import GROUPS, SAMPLE
 LARGE = 2**30  # bytes of matrices from which their size is reported before the pass
 VECTORS = 4  # float32 vectors of a sampled token that the statistics of a layer store, at most
 BUNDLE = 2**33  # bytes of the matrices of one group for which predictions share a pass
-JUDGED = 4  # copies of the matrices of a layer, in all groups, that its judgement stores
+JUDGED = 5  # copies of the matrices of a layer, in all groups, that its judgement stores
+OTHERS = 2**24  # bytes of all other statistics of a layer; benchmarks/probe_memory.py measured half of it
 ROOM, MOST = 2**34, 8  # GPU memory in bytes per PADDED tokens of a batch, and the maximum multiple of PADDED
 
 
@@ -79,10 +80,11 @@ def part_bytes(architecture: Architecture, predictions: Sequence[Prediction]) ->
     matrices, also samples of tokens. Those of two groups are in memory while they are joined. The matrices of one layer
     are judged at a time, in all groups.
     """
-    samples = VECTORS * 4 * SAMPLE * architecture.width * max(1, len(architecture.sublayers) // 2)
+    layers = max(1, len(architecture.sublayers) // 2)
+    samples, others = VECTORS * 4 * SAMPLE * architecture.width * layers, OTHERS * layers
     matrices = [matrix_bytes(architecture, bundle) // GROUPS for bundle in bundles_of(architecture, predictions)]
     of_layer = max((size for p in predictions for size in p.matrices(architecture).values()), default=0)
-    return max(matrices[0] + 2 * samples, *matrices[1:], JUDGED * of_layer + samples)
+    return max(matrices[0] + 2 * samples + others, *matrices[1:], JUDGED * of_layer + samples)
 
 
 def check_part_memory(architecture: Architecture, predictions: Sequence[Prediction], device: torch.device) -> None:

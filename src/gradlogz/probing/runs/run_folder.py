@@ -242,6 +242,8 @@ def _keep_others(place: Path, part: Path) -> None:
     for other in place.iterdir() if place.exists() else ():
         if other.name in (RUN, FINDINGS, PARQUET, REPLICATES, STATISTICS, *INTERVENTIONS):
             continue
+        if other.name.startswith(f".{STATISTICS}."):  # of a killed process that wrote it
+            continue
         if other.is_dir() and not other.is_symlink():
             shutil.copytree(other, part / other.name, symlinks=True)
         else:
