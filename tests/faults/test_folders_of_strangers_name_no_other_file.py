@@ -189,13 +189,3 @@ def test_a_file_that_ends_the_process_of_polars_is_refused(tmp_path):
         pytest.skip("this release of polars survives it, or writes other bytes")
     with pytest.raises(InputError, match="is not a valid parquet file"):
         track(file, sigma=1.0, noise=1.0)
-
-
-def test_the_present_folder_has_no_modules(tmp_path, monkeypatch):
-    """A parquet file is first read by another Python, which does not import from the folder it is started in."""
-    polars = pytest.importorskip("polars")
-    (tmp_path / "polars.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
-    polars.DataFrame({"x": [1.0]}).write_parquet(tmp_path / "table.parquet")
-    monkeypatch.chdir(tmp_path)
-    assert read_parquet(tmp_path / "table.parquet").height == 1
-    assert not (tmp_path / "imported").exists()
