@@ -18,7 +18,7 @@ Filters, each with the levels of largest likelihood on the same training flights
     traffic      its extended Kalman filter, which also observes reported groundspeed, track, altitude and vertical rate
                  and takes its noise from the whole flight; with pandas 2 only, in a run of its own: --traffic
 
-All see the same rows (positions that repeat are no detections; filterpy the first 20,000 rows, traffic 5,000) and are
+All see the same rows (positions that repeat are no detections; filterpy the first 20,000 rows) and are
 scored on the same detections, from the fourth of a flight on. Log score: log density of a detection given those before
 it. Prediction error: distance of a detection from its prediction some time before. Differences and intervals: bootstrap
 over flights.
@@ -65,7 +65,7 @@ SCORED = 4  # the first detection of a flight that is scored
 RESAMPLES = 2000
 VELOCITIES = (None, 0.5, 1.0)  # standard deviations of reported velocities, m/s
 SLOW_ROWS = 20_000  # rows of a source for filters that take one flight after the other
-TRAFFIC_ROWS = 5_000  # the same for the filter of traffic
+OBSERVED_VELOCITY = 0.5  # the one of them that is compared with the filter of traffic
 TURNING, BANKED = 0.5, 5.0  # degrees per second, degrees
 F64 = torch.float64
 
@@ -227,7 +227,7 @@ def filterpy_imm(testing: Detections, levels: Any) -> Result:
 
 
 def traffic_filter(rows: pd.DataFrame, testing: Detections) -> Result:
-    """Extended Kalman filter of traffic, one flight after the other, up to TRAFFIC_ROWS rows.
+    """Extended Kalman filter of traffic, one flight after the other.
 
     Only its file is executed, since the package imports many others.
     """
@@ -258,13 +258,10 @@ def traffic_filter(rows: pd.DataFrame, testing: Detections) -> Result:
             "vert_rate": table.vertical_rate.to_numpy(float) * 0.3048 / 60,
         }
     )
-    result, total = Result(len(testing.time)), 0
+    result = Result(len(testing.time))
     order, starts, lengths = grouped(testing.target)
     seconds = pd.to_timedelta(testing.time.numpy(), unit="s") + pd.Timestamp("2000-01-01")
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        total += length
-        if total > TRAFFIC_ROWS:
-            break
         at = order[start : start + length].numpy()
         at = at[~reported.iloc[at].isna().any(axis=1).to_numpy()]
         flight = reported.iloc[at].set_index(seconds[at])
@@ -434,15 +431,29 @@ def compared(name: str, folder: Path) -> dict[str, Any]:
 
 
 def compared_with_traffic(name: str, folder: Path, levels: Levels) -> dict[str, Any]:
-    """Prediction errors of the filter of traffic, and those of gradlogz with learned levels less them."""
+    """Prediction errors of the filter of traffic, and those of gradlogz less them, with positions and with velocities.
+
+    Compared are rows that traffic predicts: it fails on some flights.
+    """
     testing = halves(flights(folder / "collections" / f"{name}.json.gz"))[1]
+    columns = testing[["timestamp", "target", "latitude", "longitude", "groundspeed", "track"]]
     scored = track(positions(testing), model="cv3", levels=levels, outliers=0)
+    with_velocity = track(
+        columns, model="cv3", levels=levels, outliers=0,
+        columns={"groundspeed": "groundspeed:kt"}, sigma_velocity=OBSERVED_VELOCITY,
+    )  # fmt: skip
     detections, other = scored.detections._replace(rejected=None), traffic_filter(testing, scored.detections)
-    out: dict[str, Any] = {"source": name}
+    assert torch.equal(detections.row, with_velocity.detections.row)  # all predict the same detections
+    predicted = detections.target[~other.position[:, 0].isnan()].unique()
+    out: dict[str, Any] = {"source": name, "flights": len(predicted), "all flights": int(detections.target.max()) + 1}
     for horizon in map(float, SOURCES[name][1]):
-        theirs, ours = (prediction_errors(r, detections, horizon) for r in (other, result_of(scored)))
+        theirs = prediction_errors(other, detections, horizon)
         out[f"error_{horizon:g}_s"] = over_flights(theirs, detections.target)
-        out[f"gradlogz less traffic, {horizon:g} s"] = over_flights(ours - theirs, detections.target)
+        out[f"median_error_{horizon:g}_s"] = float(theirs.nanmedian())
+        for key, tracks in (("gradlogz", scored), ("gradlogz with velocities", with_velocity)):
+            ours = prediction_errors(result_of(tracks), detections, horizon).masked_fill(theirs.isnan(), math.nan)
+            out[f"{key} less traffic, {horizon:g} s"] = over_flights(ours - theirs, detections.target)
+            out[f"median_error_{horizon:g}_s, {key}"] = float(ours.nanmedian())
     return out
 
 
@@ -525,7 +536,6 @@ def main() -> None:
         runs = json.loads(path.read_text())["runs"]
         beside = [compared_with_traffic(run["source"], folder, levels_of(run)) for run in runs]
         data = {"machine": {"python": platform.python_version(), "pandas": pd.__version__}, "runs": beside}
-        data = json.loads(json.dumps(data), parse_constant=lambda _: None)  # no intervals over few flights
         path.with_name("aircraft_traffic.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
         print(json.dumps(data["runs"], indent=1))
         return

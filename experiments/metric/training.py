@@ -1,6 +1,6 @@
 """QK matrices of small language models through their training (plan.md, "Through the training of language models").
 
-    python -m experiments.metric.training runs/metric_training       about five minutes of one free core
+    python -m experiments.metric.training runs/metric_training       about three minutes of one free core
 
 Read next: ../ascent/experiment.py (the models), ../exporting.py (the format), page.py.
 """
