@@ -858,13 +858,15 @@ def power_sentences() -> dict[str, str]:
 POWER = ROOT / "src" / "gradlogz" / "probing" / "planted_power.json"
 
 
+def with_interval(entry: dict[str, float], form: str) -> str:
+    """Value and 95 % confidence interval."""
+    return f"{entry['value']:{form}} ({entry['low']:{form}} to {entry['high']:{form}})"
+
+
 def aircraft() -> str:
     """Filters on real aircraft that were not used for fitting, with 95 % intervals over flights."""
     runs = json.loads((ROOT / "benchmarks" / "results" / "aircraft.json").read_text())["runs"]
     names = {"gradlogz": "gradlogz track", "cv": "constant-velocity Kalman filter", "filterpy": "filterpy's IMM"}
-
-    def cell(entry: dict[str, float], form: str) -> str:
-        return f"{entry['value']:{form}} ({entry['low']:{form}} to {entry['high']:{form}})"
 
     lines = ["| source | quantity | " + " | ".join(names.values()) + " |", "|---|---|" + "---|" * len(names)]
     for run in runs:
@@ -873,7 +875,7 @@ def aircraft() -> str:
             form = {"nis_coverage": ".1%", "log_score": ".2f"}.get(quantity, ".0f")
             label = {"nis_coverage": "NIS in 95 % band", "log_score": "log score, nats"}.get(quantity)
             label = label or f"prediction error after {quantity.split('_')[1]} s, m"
-            cells = (cell(filters[name][quantity], form).replace("%", " %") for name in names)
+            cells = (with_interval(filters[name][quantity], form).replace("%", " %") for name in names)
             lines.append(f"| {run['source']} | {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -888,8 +890,24 @@ def aircraft_differences() -> str:
             form = "+.2f" if quantity == "log_score" else "+.0f"
             label = "log score, nats" if quantity == "log_score" else f"error after {quantity.split('_')[1]} s, m"
             entries = (both[name][quantity] for name in ("cv", "filterpy"))
-            cells = (f"{e['value']:{form}} ({e['low']:{form}} to {e['high']:{form}})" for e in entries)
+            cells = (with_interval(entry, form) for entry in entries)
             lines.append(f"| {run['source']} | {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def aircraft_traffic() -> str:
+    """Prediction errors of the extended Kalman filter of traffic, and of track on the same detections."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / "aircraft_traffic.json").read_text())["runs"]
+    ours = {"gradlogz": "`track`", "gradlogz with velocities": "`track` with velocities"}
+    heads = ["mean, traffic"] + [f"{name} less traffic" for name in ours.values()] + ["median, traffic", *ours.values()]
+    lines = ["| source | error after | " + " | ".join(heads) + " |", "|---|---|" + "---|" * len(heads)]
+    for run in runs:
+        for key in (name for name in run if name.startswith("error_")):
+            seconds = key.split("_")[1]
+            cells = [with_interval(run[key], ".0f")]
+            cells += [with_interval(run[f"{name} less traffic, {seconds} s"], "+.0f") for name in ours]
+            cells += [f"{run[f'median_{key}{suffix}']:.0f}" for suffix in ("", *(f", {name}" for name in ours))]
+            lines.append(f"| {run['source']} | {seconds} s | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -925,6 +943,7 @@ TABLES = {
     "import time": import_time,
     "aircraft": aircraft,
     "aircraft differences": aircraft_differences,
+    "aircraft traffic": aircraft_traffic,
     "performance": performance,
     "cpu": cpu,
     "gpu": gpu,
