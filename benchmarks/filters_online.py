@@ -7,7 +7,7 @@ gradlogz     `SwitchingFilter.step`: all fields, or mean and covariance only
 
 The problems: a fixed step length; a step length for every step; the same with modes of 4 and 6 components, filled in
 from each other; a UKF of constant velocity and a turn of unknown rate, with a fixed step length and with one for every
-step; the same UKF with functions that are not built in, which torch evaluates.
+step; the same UKF with functions that are not built in, compiled by numba or evaluated by torch.
 
 Seconds are processor time, medians over rounds. The last estimates of filterpy and gradlogz are compared before timing.
 """
@@ -19,6 +19,7 @@ import numpy as np
 import scipy.linalg
 import torch
 from filterpy.kalman import IMMEstimator, KalmanFilter, MerweScaledSigmaPoints, UnscentedKalmanFilter
+from numba import njit
 
 from filters import assembled, filterpy_imm, patched, tracks
 from gradlogz import Prior, SwitchingFilter, SwitchingModel
@@ -55,7 +56,7 @@ def irregular(*, full: bool) -> SwitchingModel:
 
 
 def turning(kind: str) -> NonlinearModel:
-    """A UKF of a straight line and a turn of unknown rate: "built in", "continuous" or "functions"."""
+    """A UKF of a straight line and a turn of unknown rate: "built in", "continuous", "torch" or "numba"."""
     dt = {} if kind == "continuous" else {"dt": 1.0}
     line, turn = constant_velocity(2, **NOISE, **dt), unknown_turn(2, rate_density=1e-3, **NOISE, **dt)
     E = torch.eye(5, 4, dtype=F64)
@@ -65,10 +66,25 @@ def turning(kind: str) -> NonlinearModel:
     chain = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=F64)
     transition = Generator(chain - torch.eye(2, dtype=F64)) if kind == "continuous" else chain
     model = NonlinearModel.of([line, turn], transition=transition, method="ukf")
-    if kind != "functions":
-        return model
-    move = tuple(lambda x, f=f: f(x) for f in model.functions("move"))
-    return NonlinearModel(chain, move, model.Q, lambda x: x[:-1:2], model.R, method="ukf")
+    functions = model.functions("move")
+    if kind == "torch":
+        move = tuple(lambda x, f=f: f(x) for f in functions)
+        return NonlinearModel(chain, move, model.Q, lambda x: x[:-1:2], model.R, method="ukf")
+    if kind == "numba":
+        along = functions[0].form.matrix.numpy()
+        move = njit(lambda x: along @ x), njit(lambda x: turn_by_hand(x, 1.0))
+        return NonlinearModel(chain, move, model.Q, njit(lambda x: x[:-1:2]), model.R, method="ukf")
+    return model
+
+
+@njit
+def turn_by_hand(x, dt):
+    w = x[4]
+    z = w * dt
+    forward, aside = (np.sin(z) / w, (1 - np.cos(z)) / w) if abs(w) > 1e-6 else (dt, w * dt**2 / 2)
+    cos, sin, vx, vy = np.cos(z), np.sin(z), x[1], x[3]
+    position = x[0] + forward * vx - aside * vy, x[2] + aside * vx + forward * vy
+    return np.array([position[0], cos * vx - sin * vy, position[1], sin * vx + cos * vy, w])
 
 
 # ---------------------------------------------------------------------------------------------------------- filterpy
@@ -123,16 +139,8 @@ def filterpy_turning(y: np.ndarray) -> np.ndarray:
     model = turning("built in")
     F = model.functions("move")[0].form.matrix.numpy()
 
-    def turn(x, dt):
-        w = x[4]
-        z = w * dt
-        forward, aside = (np.sin(z) / w, (1 - np.cos(z)) / w) if abs(w) > 1e-6 else (dt, w * dt**2 / 2)
-        cos, sin, vx, vy = np.cos(z), np.sin(z), x[1], x[3]
-        position = x[0] + forward * vx - aside * vy, x[2] + aside * vx + forward * vy
-        return np.array([position[0], cos * vx - sin * vy, position[1], sin * vx + cos * vy, w])
-
     bank = []
-    for j, move in enumerate((lambda x, dt: F @ x, turn)):
+    for j, move in enumerate((lambda x, dt: F @ x, turn_by_hand.py_func)):
         points = MerweScaledSigmaPoints(5, alpha=1.0, beta=2.0, kappa=0.0)
         ukf = UnscentedKalmanFilter(5, 2, 1.0, hx=lambda x: x[:-1:2], fx=move, points=points)
         ukf.x, ukf.P, ukf.Q, ukf.R = np.zeros(5), np.eye(5), model.Q[j].numpy(), model.R[j].numpy()
@@ -157,7 +165,8 @@ def rows() -> list[dict[str, object]]:
         "the same, modes of 4 and 6 components": (irregular(full=False), INTERVALS, None),
         "imm, 2 modes, UKF": (turning("built in"), None, lambda: filterpy_turning(single)),
         "the same, own dt for every step": (turning("continuous"), INTERVALS, None),
-        "imm, 2 modes, UKF, own functions in torch": (turning("functions"), None, lambda: filterpy_turning(single)),
+        "imm, 2 modes, UKF, own functions in numba": (turning("numba"), None, lambda: filterpy_turning(single)),
+        "imm, 2 modes, UKF, own functions in torch": (turning("torch"), None, lambda: filterpy_turning(single)),
     }
     return [row(name, *problem, y) for name, problem in problems.items()] + [own_intervals()]
 

@@ -68,6 +68,18 @@ def flying(way, **options):
     )
 
 
+@both
+def test_a_loop_may_begin_without_targets(way):
+    online = SwitchingFilter(flying(way))
+    nobody = online.init(Prior(torch.zeros(5, dtype=F64), torch.eye(5, dtype=F64)), batch_shape=(0,))
+    predicted, z = online.predict(nobody), torch.ones(0, 2, dtype=F64)
+    assert predicted.expected_observation.shape == (0, 2)
+    assert online.log_density(predicted, z.unsqueeze(1)).shape == (0, 1)
+    state, found = online.update(predicted, z)
+    assert state.mean.shape == (0, 2, 5)
+    assert found.covariance.shape == (0, 5, 5)
+
+
 @each
 @both
 def test_targets_do_not_see_each_other(method, way):

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._typing import Bool, Float, Tensor
-from ...kernels.filters.forms import LINEAR, TURN, FunctionForm
+from ...kernels.filters.forms import LINEAR, OWN, TURN, FunctionForm
+from ...kernels.optional import kernel_module
 from .discretization import discretize_steps
 
-PLACES, NUMBERS = 9, 4  # code, number of places and up to 7 places; step and origin
+PLACES, NUMBERS = 9, 4  # code, number of places and up to 7 places (OWN: code and address); step and origin
 
 
 def with_form(function: Callable[..., Tensor], form: FunctionForm) -> Callable[..., Tensor]:
@@ -31,7 +32,7 @@ class PackedFunctions(NamedTuple):
 
     Attributes:
         matrices: F, H, b and d of linear functions, with a first dimension of size 1; 0 for other functions.
-        move, observe: code, number of places and places of the function of each mode.
+        move, observe: code, number of places and places of the function of each mode; of OWN code and address.
         numbers: step of turns and origin of sensors, of each mode, with a first dimension of size 1 or of targets.
         angles: mask of the components of an observation that are angles.
         is_flow: whether motions are flows, which take the duration of the step.
@@ -89,6 +90,14 @@ def packed_functions(
         table = torch.zeros(len(kind), PLACES, dtype=torch.int64, device="cpu")
         for j, form in enumerate(kind):
             row = (form.code, len(form.places), *form.places)
+            if form.code == OWN:
+                kernel = kernel_module("gradlogz.kernels.filters.own_functions", "numba")
+                compiled = kernel and kernel.as_c_function(
+                    form.function, form.places, s, size, is_motion=kind is forms[0]
+                )
+                if compiled is None:
+                    return None
+                row = (OWN, compiled.address)
             table[j, : len(row)] = torch.tensor(row, device="cpu")
             for i, number in enumerate(form.numbers):
                 numbers[j, start + i] = float(number)

@@ -42,13 +42,14 @@ from ..._errors import (
 )
 from ..._pytree import record, replaced, static_field
 from ..._typing import Bool, Float, Int, Tensor
-from ...kernels.filters.forms import LINEAR, NODES, FunctionForm
+from ...kernels.filters.forms import LINEAR, NODES, OWN, FunctionForm
 from ..kalman import LinearizedObservation, Motion, Updated, correct
 from ..moment_matching import GaussianMoments, symmetric
 from ..records import TensorRecord
 from ..scalars import from_array
 from .discretization import diffuse, discretize_chain_steps, exponential
 from .function_forms import PackedFunctions, packed_functions, with_form
+from .own_functions import for_torch, is_compiled
 from .switching_model import (
     Generator,
     KalmanModel,
@@ -75,7 +76,7 @@ Residual = Callable[[Tensor, Tensor], Tensor]  # difference of two observations 
 
 
 class NonlinearMode(NamedTuple):
-    """One mode: x' = move(x) + N(0, Q), y = observe(x) + N(0, R). Functions take one state [s] and use torch.
+    """One mode: x' = move(x) + N(0, Q), y = observe(x) + N(0, R). Functions are those of a NonlinearModel.
 
     If `continuous`, move(x, dt) is the noise-free state after a time dt, and Q is the spectral density of the noise.
     """
@@ -101,6 +102,9 @@ class NonlinearModel(TensorRecord):
     With a `Generator` in place of the transition matrix time is continuous: move(x, dt) is the noise-free state after a
     time dt, Q is the spectral density of the noise, and the series has `times`. Noise is propagated by the Jacobian of
     the flow; follow_drift makes a flow from a drift.
+
+    Functions use torch. With method="ukf" and a transition matrix they may also be functions of arrays that numba
+    compiles (`@njit`); filters of these are compiled, but have no gradients.
 
     Attributes:
         transition: transition matrix [k, k], or a Generator for continuous time.
@@ -159,7 +163,8 @@ class NonlinearModel(TensorRecord):
         check_fields(call, fields)
         names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
         for name in names:
-            object.__setattr__(self, name, functions := self.functions(name))
+            functions = tuple(for_torch(f, self.state_size) for f in self.functions(name))
+            object.__setattr__(self, name, functions)
             if len(functions) != self.modes or not all(callable(f) for f in functions):
                 fact = f"{len(functions)}, of which {sum(callable(f) for f in functions)} are callable"
                 condition = f"{name} must be one function, or one for each of k={self.modes} modes"
@@ -170,6 +175,7 @@ class NonlinearModel(TensorRecord):
             raise InputValueError(
                 call, "method", f"{condition}, got {fact}", "Use kappa above -s, minus the state size."
             )
+        self._check_own_functions(call)
         check_components(call, self.components, self.fill, self.modes, self.state_size)
         if self.validate and self.method == "ukf":
             self._check_points(call)
@@ -230,6 +236,7 @@ class NonlinearModel(TensorRecord):
         modes = [_as_functions(call, m) if isinstance(m, KalmanModel) else m for m in models]
         if R is not None:
             modes = [m._replace(R=from_array(R)) for m in modes]
+        modes = [m._replace(**{n: for_torch(getattr(m, n), m.Q.shape[-1]) for n in ("move", "observe")}) for m in modes]
         index_sets = tuple(tuple(c) for c in components) if components is not None else None
         lifts = embeddings(call, [(m.Q, m.R.shape[-1]) for m in modes], index_sets)
         if index_sets is not None and lifts is not None:
@@ -329,6 +336,25 @@ class NonlinearModel(TensorRecord):
             return None
         functions = self.functions("move"), self.functions("observe")
         return packed_functions(*functions, self.residual, self.Q, self.observation_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "packed"}  # addresses of this process
+
+    def _check_own_functions(self, call: str) -> None:
+        """Check that functions compiled by numba are used where they need no derivatives."""
+        names: tuple[Literal["move", "observe"], ...] = ("move", "observe")
+        if is_compiled(self.residual):
+            problem = "residual must be a function of tensors, got one that numba compiled"
+            raise InputTypeError(call, "residual", problem, "Write it in torch, or use wrap_angles.")
+        for name in names:
+            if not any(_is_own(f) for f in self.functions(name)):
+                continue
+            if self.method == "ekf":
+                problem = f'method="ekf" differentiates functions, but {name} is compiled by numba'
+                raise InputValueError(call, "method", problem, f'Pass method="ukf", or write {name} in torch.')
+            if name == "move" and (self.continuous or self.dt is not None):
+                problem = "a move that numba compiled has no derivatives, which the noise of continuous time needs"
+                raise InputValueError(call, "move", problem, "Write it in torch, or pass a transition matrix.")
 
     def _check_points(self, call: str) -> None:
         """Check that W = sum_i d_i d_i^T / c² + (beta - alpha²) e e^T, e = sum_i d_i / c², is always a covariance.
@@ -647,8 +673,10 @@ def _each_in_turn(
 ) -> list[Tensor]:
     def mapped(f: Function, *arguments: Tensor) -> tuple[Tensor, ...]:
         before = arguments[0].shape[:-1]
-        flat = [a.reshape(-1, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
-        return tuple(r.reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
+        n = before.numel()
+        flat = [a.reshape(n, *a.shape[len(before) :]).contiguous() for a in arguments]  # modes may share memory
+        flat = flat if n else [a.new_zeros(1, *a.shape[1:]) for a in flat]  # vmap cannot map over no targets
+        return tuple(r[:n].reshape(*before, *r.shape[1:]) for r in torch.func.vmap(change(f))(*flat))
 
     if all(f is functions[0] for f in functions):
         return list(mapped(functions[0], x, *extra))
@@ -659,11 +687,17 @@ def _each_in_turn(
 
 def _difference(residual: Residual | None, left: Tensor, right: Tensor) -> Tensor:
     """left - right, or `residual` of them."""
-    if residual is None:
+    if residual is None or 0 in (left.numel(), right.numel()):  # no targets, as above
         return left - right
     left, right = torch.broadcast_tensors(left, right)
     flat = torch.func.vmap(residual)(left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1]))
     return flat.reshape(left.shape)
+
+
+def _is_own(function: Function) -> bool:
+    """Return True if numba compiled the function, perhaps of some components."""
+    form = getattr(function, "form", None)
+    return isinstance(form, FunctionForm) and form.code == OWN
 
 
 def _as_functions(call: str, model: KalmanModel) -> NonlinearMode:

@@ -4,6 +4,7 @@
     TURN                        places: x, x', y, y', then z, z' in space, then the rate; numbers: dt, none for a flow
     RANGE_BEARING               places: x, y; numbers: the origin
     RANGE_BEARING_ELEVATION     places: x, y, z; numbers: the origin
+    OWN                         a function that its user compiled with numba, of the components at `places`
 
 A built-in function carries its form as an attribute `form`; a difference of observations with angles carries the places
 of its angles as `angles`. Functions without a form are evaluated by torch.
@@ -11,11 +12,11 @@ of its angles as `angles`. Functions without a form are evaluated by torch.
 Read next: functions.py (the filters), ../../filters/models/nonlinear_motion.py (the functions).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..._typing import Float, Tensor
 
-LINEAR, TURN, RANGE_BEARING, RANGE_BEARING_ELEVATION = range(4)
+LINEAR, TURN, RANGE_BEARING, RANGE_BEARING_ELEVATION, OWN = range(5)
 
 # Gauss-Legendre nodes and weights on [0, 1]: exact to degree 15, and to 1e-10 for a turn by six radians.
 NODES = (
@@ -50,6 +51,7 @@ class FunctionForm(NamedTuple):
     numbers: tuple[float | Tensor, ...] = ()
     is_flow: bool = False  # takes the duration of the step; the matrix is a drift
     state_size: int | None = None  # of states for which the form holds; None for all
+    function: Any = None  # compiled by numba
 
     def fits(self, size: int, state_size: int) -> bool:
         """Return True if the form holds for states of this size and results of the given size."""

@@ -1,7 +1,8 @@
-"""Switching filters of built-in functions on the CPU, compiled by numba: EKF, UKF, and modes that lack components.
+"""Switching filters of functions on the CPU, compiled by numba: EKF, UKF, and modes that lack components.
 
     imm, gpb1, gpb2      all steps of all targets, one after the other, float64
-    functions            linear maps; turns of unknown rate; range, bearing and elevation (`FunctionForm`)
+    functions            linear maps; turns of unknown rate; range, bearing and elevation; for the UKF functions that
+                         their user compiled with numba (`FunctionForm`)
 
 The computation is that of ../../filters/gaussian/switching_steps.py with the linearisations of
 ../../filters/models/nonlinear_model.py and the filling of ../../filters/moment_matching.py, term by term. A linear mode
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from ..._typing import Bool, Float, Tensor
 from ..workers import CachedFunction
 from .fields import FIELDS, KernelResult
-from .forms import LINEAR, NODES, RANGE_BEARING_ELEVATION, TURN, WEIGHTS
+from .forms import LINEAR, NODES, OWN, RANGE_BEARING_ELEVATION, TURN, WEIGHTS
 
 LOG_2_PI = math.log(2 * math.pi)
 EPS = numpy.finfo(numpy.float64).eps
@@ -40,7 +43,7 @@ class FunctionProblem(NamedTuple):
         matrices: transition, F, Q, H, R, b, d.
         has: mask of the components of each mode.
         fill: whether components that a mode lacks are filled in from the others.
-        move, observe: code and places of the function of each mode, [k, 9].
+        move, observe: code and places of the function of each mode, [k, 9]; for OWN code and address.
         numbers: step of turns and origin of sensors, of each mode, [1 or targets, k, 4].
         is_flow: whether Q of a turn is a spectral density, whose noise turns too.
         angles: mask of the components of an observation that are angles.
@@ -168,6 +171,20 @@ def _versine_slope(z: float) -> float:
     return 0.5 - square / 8 * (1 - square / 18 * (1 - square / 40 * (1 - square / 70)))
 
 
+@intrinsic
+def _call(_: Any, address: Any, x: Any, out: Any) -> Any:
+    """Call the C function at an address with the addresses of two arrays."""
+
+    def write(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), (pointer, pointer)).as_pointer()
+        called, *arrays = (builder.inttoptr(a, t) for a, t in zip(arguments, (kind, pointer, pointer), strict=True))
+        builder.call(called, arrays)
+        return context.get_dummy_value()
+
+    return types.void(address, x, out), write
+
+
 @inner
 def _evaluate(code: Any, matrix: Any, offset: Any, numbers: Any, x: Any, out: Any) -> None:
     """Write f(x)."""
@@ -189,6 +206,8 @@ def _evaluate(code: Any, matrix: Any, offset: Any, numbers: Any, x: Any, out: An
         if n == 7:
             out[code[6]], out[code[7]] = x[code[6]] + dt * x[code[7]], x[code[7]]
         out[code[n + 1]] = w
+    elif code[0] == OWN:
+        _call(code[1], x.ctypes.data, out.ctypes.data)
     else:
         dx, dy = x[code[2]] - numbers[1], x[code[3]] - numbers[2]
         flat = math.hypot(dx, dy)
