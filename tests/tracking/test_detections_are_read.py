@@ -232,14 +232,16 @@ def test_a_row_without_a_detection_needs_no_standard_deviation():
 def test_results_are_tables_of_the_same_libraries():
     found = track(TABLE, sigma=1.0)
     columns = table_of(found)
-    for library in ("polars", "pandas", "xarray"):
+    for library in ("polars", "pandas", "xarray", "numpy"):
         frame = frame_of(found, library)
-        assert list(frame["target"].to_numpy()) == TABLE["target"]
+        assert type(frame).__module__.startswith(library)
+        assert list(np.asarray(frame["target"])) == TABLE["target"]
         for name in ("x_filtered", "vy_filtered", "nis"):
-            np.testing.assert_array_equal(np.array(frame[name].to_numpy(), float), columns[name].numpy())
-    again = track(frame_of(found, "pandas"), sigma=1.0)  # other columns are not used
-    assert torch.equal(again.filtered.mean.nan_to_num(), found.filtered.mean.nan_to_num())
-    assert again.detections.unused
+            np.testing.assert_array_equal(np.array(frame[name], float), columns[name].numpy())
+    for library in ("pandas", "numpy"):
+        again = track(frame_of(found, library), sigma=1.0)  # other columns are not used
+        assert torch.equal(again.filtered.mean.nan_to_num(), found.filtered.mean.nan_to_num())
+        assert again.detections.unused
 
 
 # Order ----------------------------------------------------------------------------------------------------------------

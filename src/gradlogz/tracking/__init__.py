@@ -2,7 +2,7 @@
 
 track           filter (and smooth) a file, columns or the built-in scenario; returns Tracks
 table_of        columns with one row per detection; write_table writes them as CSV or parquet
-frame_of        the same as a data frame of polars or pandas, or a data set of xarray
+frame_of        the same for polars, pandas, xarray or numpy
 """
 
 from .run_tracking import track as track

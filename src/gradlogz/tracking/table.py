@@ -38,14 +38,17 @@ def table_of(tracks: Tracks) -> dict[str, Any]:
     }
 
 
-def frame_of(tracks: Tracks, library: Literal["polars", "pandas", "xarray"] = "polars") -> Any:
-    """The table as a DataFrame of polars or pandas, or as a Dataset of xarray with the dimension "row"."""
+LIBRARIES = ("polars", "pandas", "xarray", "numpy")
+
+
+def frame_of(tracks: Tracks, library: Literal["polars", "pandas", "xarray", "numpy"] = "polars") -> Any:
+    """The table for polars or pandas (DataFrame), xarray (Dataset with dimension "row") or numpy (record array)."""
     columns = {
         name: column.numpy() if isinstance(column, Tensor) else column for name, column in table_of(tracks).items()
     }
-    if library not in ("polars", "pandas", "xarray"):
+    if library not in LIBRARIES:
         problem = f"there is no library {library!r} for tables"
-        raise InputValueError("frame_of", "library", problem, "Choose polars, pandas or xarray.")
+        raise InputValueError("frame_of", "library", problem, f"Choose one of {', '.join(LIBRARIES)}.")
     try:
         module = import_module(library)
     except ImportError:
@@ -55,6 +58,8 @@ def frame_of(tracks: Tracks, library: Literal["polars", "pandas", "xarray"] = "p
         return module.DataFrame([_series(module, name, column) for name, column in table_of(tracks).items()])
     if library == "pandas":
         return module.DataFrame(columns)
+    if library == "numpy":
+        return module.rec.fromarrays([module.asarray(column) for column in columns.values()], names=list(columns))
     return module.Dataset({name: ("row", column) for name, column in columns.items()})
 
 

@@ -48,7 +48,7 @@ def association_probability(
     """Return the association probabilities of probabilistic data association, [*b, 1 + n].
 
     Args:
-        log_density: predicted log density of each detection (`SwitchingFilter.log_density`); NaN or -inf for none.
+        log_density: predicted log density of each detection (`SwitchingFilter.log_density`); -inf or NaN for none.
         detection_probability: probability p that a target is detected.
         log_clutter_density: log of the density lambda of false detections, in the units of an observation.
         gate_probability: probability g that a detection of the target lies in its gate.

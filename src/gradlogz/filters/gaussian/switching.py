@@ -336,7 +336,7 @@ class SwitchingFilter(NamedTuple):
 
     @without_autocast
     def log_density(self, predicted: Predicted, detections: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b n"]:
-        """Predicted log density of each of n detections, NaN for missing ones: the logits of an association."""
+        """Predicted log density of each of n detections, -inf for missing ones: the logits of an association."""
         call = "SwitchingFilter.log_density"
         self._check_predicted(call, predicted)
         before, now, validate = predicted.branches, predicted.parameters, self.model.validate
@@ -347,7 +347,7 @@ class SwitchingFilter(NamedTuple):
         if validate:
             check_densities(call, moved.failure, self.model.R)
         density = moved.step_log_likelihood
-        return density if observed is None else density.masked_fill(~observed.any(-1), torch.nan)
+        return density if observed is None else density.masked_fill(~observed.any(-1), -torch.inf)
 
     def filter(
         self,
