@@ -38,6 +38,7 @@ COMPILED = {
     "gradlogz.kernels.filters.lanes",
     "gradlogz.kernels.filters.modes_in_lanes",
     "gradlogz.kernels.filters.one_mode",
+    "gradlogz.kernels.filters.own_functions",
     "gradlogz.kernels.filters.smoothing_in_lanes",
     "gradlogz.kernels.filters.targets_in_lanes",
     "gradlogz.kernels.losses.compiled_rows",
