@@ -218,6 +218,8 @@ def _alone(place: Path) -> Iterator[None]:
 
 def _settle(place: Path) -> None:
     """Complete interrupted renames: the new folder takes the place if the old one is gone, else it is removed."""
+    if not place.name:  # the root of the file system, which is no run
+        return
     new, old = _aside(place, "new"), _aside(place, "old")
     if not place.exists():
         for folder in (new, old):
