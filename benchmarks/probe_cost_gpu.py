@@ -1,10 +1,9 @@
 """Cost of a probe of large models on a GPU: a model of 1 B weights, a cost model, and the memory of 8 B weights.
 
-python3 benchmarks/probe_cost_gpu.py [folder] [--limit SECONDS]    on a machine with a GPU; writes probe_cost_gpu.json
-python3 benchmarks/probe_cost_gpu.py [folder] --tiny               small shapes, also without a GPU: whether it runs
-python3 benchmarks/probe_cost_gpu.py [folder] --stages judging ... these stages, added to the file of an earlier run
-
 python3 benchmarks/probe_cost_gpu.py [folder] --warm               compile the kernels, in a minute; measures nothing
+python3 benchmarks/probe_cost_gpu.py [folder] [--limit SECONDS]    on a machine with a GPU; writes probe_cost_gpu.json
+python3 benchmarks/probe_cost_gpu.py [folder] --stages shapes ...  these stages, added to the file of an earlier run
+python3 benchmarks/probe_cost_gpu.py [folder] --tiny               small shapes, also without a GPU: whether it runs
 
     seconds = max(sum_i c_i f_i, host / tokens of a batch)     for a token and a layer
     products     2 (2 D² + 2 D² h_k / h + 3 D I + D V / L)     half-precision operations; V words, L layers
@@ -19,8 +18,8 @@ python3 benchmarks/probe_cost_gpu.py [folder] --warm               compile the k
 Fitted to those of FITTED that are not bound by the host; HELD_OUT and the large models are predicted.
 
 All predictions, models of Llama's form with random weights in bfloat16, wall time of one GPU. The stages come in the
-order of their importance, and the file is written again and again: what the limit cuts off is missing at its end. A
-stage that raises does not end the others.
+order of their importance, and the file is written after every row: what the limit cuts off is missing at its end, and
+`--stages` continues there. A stage that raises does not end the others.
 """
 
 import argparse
@@ -40,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gradlogz._output_files import write
 from gradlogz.engine.work_folder import WorkFolder
 from gradlogz.probing.corpus.batching import Batch
 from gradlogz.probing.inside.discovery import discover
@@ -48,7 +48,7 @@ from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.memory_limits import bundles_of, part_bytes
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.prediction import Prediction
-from gradlogz.probing.run_probe import chosen, evaluate, measure
+from gradlogz.probing.run_probe import DRAWS, chosen, evaluate, measure
 from gradlogz.probing.statistics import group_of, hash_of
 from probe_cost import fitted, predicted
 
@@ -173,6 +173,7 @@ class Stages:
         self.file, self.begun = file, time.perf_counter()
         self.sized: Callable[[Shape], Shape] = tiny if small else lambda shape: shape
         self.tokens, self.rows = (200, 4) if small else (100_000, 64)
+        self.host_share = 0.0 if small else BOUND_BY_HOST  # all small shapes are fitted, to show that this runs
         self.large: tuple[LlamaForCausalLM, str] | None = None
         self.measured: Measurement | None = None  # of 1 B weights
         device = torch.cuda.get_device_name() if ON_GPU else "CPU"
@@ -184,7 +185,7 @@ class Stages:
 
     def write(self, name: str, row: Any) -> None:
         """Write the file, and print what is new."""
-        self.file.write_text(json.dumps(_rounded(self.table), indent=2) + "\n")
+        write(self.file, json.dumps(_rounded(self.table), indent=2) + "\n")  # whole, also if the limit comes now
         print(f"{time.perf_counter() - self.begun:6.1f} s  {name}: {json.dumps(_rounded(row))}", flush=True)
 
     def first_calls(self) -> None:
@@ -204,26 +205,41 @@ class Stages:
         row |= {"GiB beside the weights": gpu_peak() - before, "host GiB": host_peak()}
         self.write("1 B", row)
 
-    def large_batch_of_1b(self) -> None:
-        """A batch of the size that a GPU reads, which the cost model predicts."""
-        model, row = self._llama_1b()
-        large = passes(model, self.sized(LLAMA_1B), chosen(None), 1)
-        row |= {"seconds of a large batch": large.least, "GiB of a large batch": large.peak}
-        row["ratio"] = self._pass_seconds(self.sized(LLAMA_1B)) / large.least
-        self.write("1 B, large batch", row)
+    def judging(self) -> None:
+        """Seconds of each prediction's judgement of the run of 1 B weights."""
+        if self.measured is None:
+            self.run_of_1b()
+        assert self.measured is not None
+        names, before = [p.name for p in chosen(None)], forget_peak()
+        seconds, last = self.table["judging"], now()
+
+        def show(done: int, _: int) -> None:
+            nonlocal last
+            if done:
+                seconds[names[done - 1]] = now() - last
+                self.write(names[done - 1], seconds[names[done - 1]])
+            last = now()
+
+        findings = evaluate(self.measured, progress=show)
+        seconds["GiB beside the statistics"] = gpu_peak() - before
+        self.table["failed"] = [claim.remarks for claim in findings.claims if claim.verdict == "failed"]
+        self.write("failed", self.table["failed"])
+        self.measured = None  # its matrices leave the memory of the GPU
 
     def shapes(self) -> None:
         """The cost model, fitted again after every shape."""
         held_out, small, rows = list(map(self.sized, HELD_OUT)), self.sized(SMALL), self.table["rows"]
-        measured: dict[Shape, float] = {}
-        for shape in dict.fromkeys(map(self.sized, [SMALL, *FITTED[:4], *HELD_OUT, *FITTED[4:]])):
+        measured = {Shape(*(row[name] for name in Shape._fields)): row["microseconds"] / 1e6 for row in rows}
+        for shape in dict.fromkeys(map(self.sized, [SMALL, *FITTED[:6], HELD_OUT[0], *FITTED[6:], *HELD_OUT[1:]])):
+            if shape in measured:
+                continue
             done = passes(llama(shape), shape, chosen(None))
             measured[shape] = done.least / (shape.tokens * shape.layers)
             rows.append({**shape._asdict(), "first": done.first, "seconds": done.least, "GiB": done.peak})
             rows[-1]["microseconds"] = 1e6 * measured[shape]
             del done
             self.table["host"] = host = measured[small] * small.tokens
-            fits = [s for s in measured if s not in held_out and measured[s] * s.tokens > BOUND_BY_HOST * host]
+            fits = [s for s in measured if s not in held_out and measured[s] * s.tokens > self.host_share * host]
             if fits:
                 self.table["coefficients"] = fitted(fits, [measured[each] for each in fits])
             for known, each in zip(rows, measured, strict=True):
@@ -233,6 +249,25 @@ class Stages:
         for row in rows:
             if row["use"] == "held out":
                 self.write("held out, predicted / measured", row["ratio"])
+
+    def draws_of_1b(self) -> None:
+        """The draws of the matched baseline, with which a run of the command line has its null values."""
+        model, row = self._llama_1b()
+        before = forget_peak()
+        inputs = inputs_of(self.sized(LLAMA_1B), -(-self.tokens // self.sized(LLAMA_1B).n))
+        measured = measure(model, None, [inputs], tokens=None, draws=DRAWS)
+        row |= {"draws": DRAWS, "seconds of the draws": measured.seconds["matched"]}
+        row["GiB with draws"] = gpu_peak() - before
+        row["reason without draws"] = measured.facts.get("without_matched", "")
+        self.write("1 B, draws", row)
+
+    def large_batch_of_1b(self) -> None:
+        """A batch of the size that a GPU reads, which the cost model predicts."""
+        model, row = self._llama_1b()
+        large = passes(model, self.sized(LLAMA_1B), chosen(None), 1)
+        row |= {"seconds of a large batch": large.least, "GiB of a large batch": large.peak}
+        row["ratio"] = self._pass_seconds(self.sized(LLAMA_1B)) / large.least
+        self.write("1 B, large batch", row)
 
     def memory_of_8b(self) -> None:
         """The parts of one group of documents in small batches: the memory beside the weights."""
@@ -257,26 +292,6 @@ class Stages:
         architecture = discover(model, placed(batch_of(shape, 0), model).inputs)
         row["file"] = _written(passes(model, shape, bundles_of(architecture, chosen(None))[-1], 0).state)
         self.write("8 B, file", row["file"])
-
-    def judging(self) -> None:
-        """Seconds of each prediction's judgement of the run of 1 B weights."""
-        if self.measured is None:
-            self.run_of_1b()
-        assert self.measured is not None
-        names, before = [p.name for p in chosen(None)], forget_peak()
-        seconds, last = self.table["judging"], now()
-
-        def show(done: int, _: int) -> None:
-            nonlocal last
-            if done:
-                seconds[names[done - 1]] = now() - last
-                self.write(names[done - 1], seconds[names[done - 1]])
-            last = now()
-
-        findings = evaluate(self.measured, progress=show)
-        seconds["GiB beside the statistics"] = gpu_peak() - before
-        self.table["failed"] = [claim.remarks for claim in findings.claims if claim.verdict == "failed"]
-        self.write("failed", self.table["failed"])
 
     def _llama_1b(self) -> tuple[LlamaForCausalLM, dict[str, Any]]:
         return self._model("1 B", self.sized(LLAMA_1B))
@@ -324,8 +339,8 @@ class Stages:
 
 
 STAGES = (
-    "first_calls", "run_of_1b", "shapes", "memory_of_8b", "large_batches_of_8b", "large_batch_of_1b", "judging",
-    "file_of_8b",
+    "first_calls", "run_of_1b", "judging", "shapes", "draws_of_1b", "large_batch_of_1b", "memory_of_8b",
+    "large_batches_of_8b", "file_of_8b",
 )  # fmt: skip
 
 

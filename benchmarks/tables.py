@@ -434,6 +434,11 @@ def probe_memory() -> str:
             f"| 1 B, {row['GiB of weights']:.1f} GiB | a run without draws and judging | {row['tokens']:,} | "
             f"{row['seconds']:.1f} | {row['GiB beside the weights']:.1f} |"
         )
+    if "seconds of the draws" in row:
+        lines.append(
+            f"| 1 B | {row['draws']} draws of the matched baseline | | {row['seconds of the draws']:.1f} | "
+            f"{row['GiB with draws']:.1f} |"
+        )
     judging = {name: seconds for name, seconds in table["judging"].items() if not name.startswith("GiB")}
     if judging:
         lines.append(

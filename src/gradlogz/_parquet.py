@@ -1,4 +1,4 @@
-"""Parquet files of strangers.
+"""Parquet files: written, and read if they come from strangers.
 
 Some damaged files make polars end its process, and few bytes may declare many rows or long texts. A file is therefore
 first read in a process of its own, this module as a script, whose memory is limited by the size of the file.
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     import polars
@@ -24,6 +24,12 @@ ROOM = 2**31  # bytes of memory that the first process has in any case
 
 class UnreadableTableError(ValueError):
     """A parquet file that is damaged, or declares far more than its bytes can say."""
+
+
+def write_parquet(frame: "polars.DataFrame", path: Path, **options: Any) -> None:
+    """Write a table to a file, whose name need not be UTF-8 as those that polars opens."""
+    with path.open("wb") as file:
+        frame.write_parquet(file, **options)
 
 
 def read_parquet(path: Path) -> "polars.DataFrame":
@@ -45,7 +51,16 @@ def read_parquet(path: Path) -> "polars.DataFrame":
         raise UnreadableTableError("is not a valid parquet file")
     if problem := trial.stdout.strip():
         raise UnreadableTableError(problem)
-    return polars.read_parquet(path, glob=False)
+    return polars.read_parquet(_source(os.fspath(path)), glob=False)
+
+
+def _source(path: str) -> str | BinaryIO:
+    """The path, or the open file if polars cannot open a file of this name."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return open(path, "rb")
+    return path
 
 
 def _problem(path: str) -> str:
@@ -55,7 +70,7 @@ def _problem(path: str) -> str:
     size = Path(path).stat().st_size
     most = max(FEW_CELLS, OF_A_BYTE * size)
     _limit_memory(ROOM + BYTES_OF_A_CELL * most)
-    lazy = polars.scan_parquet(path, glob=False)
+    lazy = polars.scan_parquet(_source(path), glob=False)
     schema = lazy.collect_schema()
     nested = [name for name, dtype in schema.items() if dtype.is_nested()]
     if nested:
@@ -63,7 +78,7 @@ def _problem(path: str) -> str:
     cells = len(schema) * lazy.select(polars.len()).collect().item()
     if cells > most:
         return f"declares {cells:,} cells in {size:,} bytes"
-    table = polars.read_parquet(path, glob=False)
+    table = polars.read_parquet(_source(path), glob=False)
     texts = polars.col(polars.String, polars.Categorical, polars.Enum).cast(polars.String).str.len_bytes()
     lengths = table.select(texts, polars.col(polars.Binary).bin.size())
     length = sum(column.cast(polars.UInt64).sum() for column in lengths)

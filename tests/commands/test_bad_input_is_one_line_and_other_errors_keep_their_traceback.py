@@ -75,6 +75,14 @@ def test_any_other_error_keeps_its_traceback_and_exits_with_1(name, kind, monkey
     assert "must be finite" not in result.output
 
 
+@pytest.mark.parametrize("tokens", ["1000000000000", "1000000000000000000"])
+def test_too_little_memory_is_one_line_and_exits_with_2(tokens):
+    result = run("simulate", ["--dim", "9", "--tokens", tokens])
+    assert result.exit_code == 2, result.exception
+    (line,) = result.stderr.splitlines()
+    assert "too little memory" in line
+
+
 @EACH
 def test_bad_input_of_its_own_is_refused_in_one_line(name):
     result = run(name, BAD[name])

@@ -12,9 +12,11 @@ from rich.console import Console
 from gradlogz.commands import divided_probe, merge, probe
 from gradlogz.commands.checkpoint_runs import Settings
 from gradlogz.commands.engine_options import EngineOptions
+from gradlogz.engine.work_folder import WorkFolder
 from gradlogz.probing.corpus.batching import Report
 from gradlogz.probing.corpus.read_documents import ReadDocuments
-from gradlogz.probing.divided.corpus_parts import DividedOutcome
+from gradlogz.probing.divided.corpus_parts import DividedOutcome, Part
+from gradlogz.probing.divided.divided_pass import PartWork, _check_states
 from gradlogz.probing.inside.architecture import Architecture, Sublayer, SumSite
 from gradlogz.probing.measurement import Measurement, MergeData
 from gradlogz.probing.measurement_file import STATISTICS, kept_measurement, write_measurement
@@ -101,7 +103,13 @@ def merged_to_a_full_disk():
     return full(shutil, merge_of_kept)()
 
 
+def exchanged_states():
+    work = {"model": PartWork("model", Part([]))}
+    _check_states(WorkFolder("probe", folder(), {}), work, {"model": "a reason"})
+
+
 ERRORS = [
+    (RuntimeError, "probe: --resume", "another state", exchanged_states),
     (ValueError, "merge: runs", "stopped", lambda: both(measurement([1]), measurement([2], complete=False))),
     (ValueError, "merge: runs", "sample", lambda: both(measurement([1]), measurement([2], left=4))),
     (ValueError, "merge: runs", "seed", lambda: both(measurement([1]), measurement([2], seed=5))),

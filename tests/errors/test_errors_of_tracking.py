@@ -72,6 +72,7 @@ ERRORS = [
     ),
     (ValueError, "track: detections", "empty", of("")),
     (ValueError, "track: detections", "binary", of(b"a\0b\n")),
+    (ValueError, "track: detections", "first line", of("a," * 2**19)),
     (ValueError, "track: detections", "UTF-8", of(b"\x93\xff\n")),
     (
         ValueError,

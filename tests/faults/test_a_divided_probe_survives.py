@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from gradlogz import cli
 from gradlogz.engine import LocalProcesses, RayCluster, SlurmArray
+from gradlogz.engine.work_folder import WorkFolder
 from gradlogz.probing.divided import divided_pass
 from gradlogz.probing.runs.findings_file import FINDINGS
 from gradlogz.probing.runs.replicates import REPLICATES
@@ -153,6 +154,22 @@ def test_damaged_files_are_made_again(place, expected, tmp_path, folder, damage)
         if damage == "removed":
             path.unlink()
     assert content(divided(place, tmp_path / "work"), tmp_path / "x") == expected
+
+
+def exchanged(work, folder, name, state):
+    """Put another state in place of a finished one, with its own checksum, as anyone can who may write there."""
+    (path,) = (work / folder).glob(f"{name}-[0-9a-f]*.safetensors")
+    path.unlink()
+    return WorkFolder("test", work, {}).write(name, state, folder)
+
+
+def test_exchanged_states_are_made_again_or_refused(place, expected, tmp_path):
+    shutil.copytree(place / "undisturbed", tmp_path / "work")
+    exchanged(tmp_path / "work", "inputs", "index", {"first": "../../model/config.json"})
+    assert content(divided(place, tmp_path / "work"), tmp_path / "x") == expected
+    exchanged(tmp_path / "work", "items", "model", "a reason")
+    with pytest.raises(RuntimeError, match=r"the file of model in .* has another state.*--restart"):
+        divided(place, tmp_path / "work")
 
 
 def test_a_full_disk_is_named_and_the_work_continues_when_there_is_space(place, expected, tmp_path):

@@ -100,13 +100,14 @@ def test_a_model_may_be_called_markup(tmp_path, monkeypatch):
     assert "x]␛[2J" in result.output
 
 
-def test_a_text_may_have_a_name_that_is_not_utf_8(tmp_path, monkeypatch):
+def test_files_may_have_names_that_are_not_utf_8(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(gpt2(), tmp_path / "model")
     save_text(tmp_path / "text\udcff.jsonl")
     words = ["probe", "model", "--text", "text\udcff.jsonl", "--tokens", "0", "--only", "entropy", "--draws", "0"]
-    words += ["--device", "cpu", "--out", "run", "--json", "all.json", "--csv", "all.csv"]
-    result = CliRunner().invoke(cli.application(), words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(cli.application(), ["report", "run"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    for run in ("run", "run\udcff"):
+        files = ["--out", run, "--json", f"{run}.json", "--csv", f"{run}.csv", "--parquet", f"{run}.parquet"]
+        result = CliRunner().invoke(cli.application(), [*words, "--device", "cpu", *files], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        result = CliRunner().invoke(cli.application(), ["report", run], catch_exceptions=False)
+        assert result.exit_code == 0, result.output

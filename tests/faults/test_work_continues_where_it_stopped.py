@@ -217,12 +217,21 @@ def test_work_that_was_killed_before_its_facts_were_written_begins(tmp_path):
     assert run_items(len, {"a": "x"}, folder=tmp_path).states == {"a": 1}
 
 
-def test_damaged_facts_are_other_facts(tmp_path):
-    for facts in ('{"facts": {"beta": 1}}', '{"format": 99, "facts": {"beta": 1}}', "[]", "{"):
+def test_damaged_facts_are_refused(tmp_path):
+    other = "beta was not given and is 1"
+    texts = {
+        '{"facts": {"beta": 1}}': other,
+        '{"format": 99, "facts": {"beta": 1}}': other,
+        "[]": "damaged",
+        "{": "damaged",
+    }
+    for text, problem in texts.items():
         run_items(len, {"a": "x"}, folder=tmp_path, facts={"beta": 1}, restart=True)
-        (tmp_path / "work.json").write_text(facts)
-        with pytest.raises(ValueError, match=r"beta was not given and is 1"):
+        (tmp_path / "work.json").write_text(text)
+        with pytest.raises(ValueError, match=problem):
             run_items(len, {"a": "x"}, folder=tmp_path, facts={"beta": 1})
+    with pytest.raises(ValueError, match="damaged"):
+        run_items(len, {"a": "x"}, folder=tmp_path)
 
 
 def test_a_second_process_in_the_folder_is_refused(tmp_path):

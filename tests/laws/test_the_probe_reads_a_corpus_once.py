@@ -21,6 +21,7 @@ from gradlogz.probing.inside.events import ForwardOutput
 from gradlogz.probing.passes import matched_draws, memory_limits
 from gradlogz.probing.passes.batch_statistics import statistics_of
 from gradlogz.probing.passes.extreme_tokens import greatest
+from gradlogz.probing.passes.interruption import interruptible
 from gradlogz.probing.passes.memory_limits import matrix_bytes
 from gradlogz.probing.passes.placement import placed
 from gradlogz.probing.predictions import ascent, entropy, known_predictions, tie
@@ -236,6 +237,24 @@ def test_nan_is_named_by_layer_and_head(words):
         statistics_of(one, layout, batch, [])
 
 
+@pytest.fixture
+def not_ignored():
+    """Ctrl-C interrupts, also where a script has started the tests in the background, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("not_ignored")
+def test_an_interrupt_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible() as interrupted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not interrupted()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("not_ignored")
 def test_an_interrupt_ends_after_the_batch(words):
     """The first Ctrl-C finishes the batch that is under way; what was measured is kept."""
 
@@ -258,6 +277,7 @@ def test_an_interrupt_ends_after_the_batch(words):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("not_ignored")
 def test_an_interrupt_while_the_twin_reads_loses_nothing(words):
     def statistics(event, batch_pass):
         if isinstance(event, ForwardOutput):

@@ -4,6 +4,7 @@
     a statement of verify fails                       1
     other exceptions, which are bugs                  1, with a traceback
     bad input, or an output that cannot be written    2, one line on standard error
+    too little memory                                 2, one line on standard error
     the same after results were written               3, one line that names the results
     parts of divided work fail                        3, one line for each; the results of the others are written
     Ctrl-C or SIGTERM                                 130; probe writes the results so far
@@ -17,7 +18,9 @@ import errno
 import functools
 import inspect
 import io
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -32,6 +35,7 @@ REFUSED = 2
 PARTIAL = 3
 INTERRUPTED = 130  # as shells have it
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ALLOCATION = re.compile("can't allocate memory|out of memory|Storage size calculation overflowed")  # errors of torch
 
 
 def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
@@ -53,6 +57,12 @@ def bounded(command: Callable[..., int]) -> Callable[..., NoReturn]:
                 raise
             _print_error(f"gradlogz: standard output cannot be written ({error.strerror}). Free some space.")
             _discard_standard_output()
+            status = REFUSED
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not ALLOCATION.search(str(error)):
+                raise
+            _print_error("gradlogz: there is too little memory. Ask for less at a time, or use a larger machine.")
+            logging.getLogger(__name__).debug("too little memory", exc_info=error)
             status = REFUSED
         sys.exit(status)
 

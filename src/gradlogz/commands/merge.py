@@ -106,7 +106,7 @@ def command(
 def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
     """Context in which statistics from files, which may have any shape and content, are joined or read by a model.
 
-    Their errors are sentences; the log has the traceback (--log-level debug).
+    Their errors are sentences, since a stranger may have written them; the log has the traceback for errors of ours.
     """
     import torch
 
@@ -116,7 +116,7 @@ def _statistics_of_strangers(runs: list[str]) -> Iterator[None]:
         raise
     except Exception as error:
         problem = f"the statistics of {' and '.join(runs)} cannot be joined ({type(error).__name__}: {error})"
-        remedy = "Probe the texts again with --keep-statistics."
+        remedy = "Probe the texts again with --keep-statistics; --log-level debug shows where it failed."
         LOGGER.debug("the statistics cannot be joined", exc_info=True)
         raise InputValueError("merge", "runs", problem, remedy) from error
 

@@ -192,10 +192,11 @@ def write_tables(csv: str | None, parquet: str | None, findings: "Findings") -> 
     if csv is not None:
         write(csv, findings.csv())
     if parquet is not None:
+        from .._parquet import write_parquet
         from ..probing.runs.row_table import METADATA
 
         with replaced(parquet) as part:
-            findings.frame().write_parquet(part, metadata=METADATA)
+            write_parquet(findings.frame(), part, metadata=METADATA)
 
 
 @contextmanager

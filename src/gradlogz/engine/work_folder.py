@@ -145,7 +145,11 @@ class WorkFolder:
             return
         write(file, json.dumps({"format": FORMAT, "facts": self._facts}, indent=1) + "\n")
 
-    def _compare(self, before: Mapping[str, Any]) -> None:
+    def _compare(self, before: Mapping[str, Any] | None) -> None:
+        remedy = "Name another folder, or begin again with restart (--restart)."
+        if before is None:
+            problem = f"{WORK} in the folder {self.path} is damaged, so that its work is unknown"
+            raise InputValueError(self._call, "folder", problem, remedy)
         names = sorted(before.keys() | self._facts.keys())
         changes = [
             f"{name} was {_text(before, name)} and is {_text(self._facts, name)}"
@@ -154,7 +158,6 @@ class WorkFolder:
         ]
         if changes:
             problem = f"the folder {self.path} has other work: {'; '.join(changes)}"
-            remedy = "Name another folder, or begin again with restart (--restart)."
             raise InputValueError(self._call, "folder", problem, remedy)
 
     @contextmanager
@@ -207,15 +210,15 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, _hash).hexdigest()
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """Facts of a folder; empty ones, which differ from all others, if the file is damaged."""
+def _read(file: Path) -> Mapping[str, Any] | None:
+    """Facts of a folder; None if the file is damaged."""
     with suppress(ValueError, OSError, RecursionError):
         described = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(described, dict) and isinstance(described.get("facts"), dict):
             return (
                 dict(described["facts"]) if described.get("format") == FORMAT else {"format": described.get("format")}
             )
-    return {}
+    return None
 
 
 def _text(facts: Mapping[str, Any], name: str) -> str:

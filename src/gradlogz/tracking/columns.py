@@ -19,6 +19,8 @@ from .._parquet import UnreadableTableError, read_parquet
 from .column_roles import name_of, shown
 
 DELIMITERS = ",;\t|"
+LONGEST_HEAD = 2**20  # characters
+HEADER = "Pass a CSV file with the header time,target,x,y."
 Source = Any  # a path, a mapping of columns, a DataFrame of pandas or polars, an xarray.Dataset, a structured array
 
 
@@ -107,7 +109,10 @@ def _file(path: Path) -> Columns:
 
 def _csv(path: Path) -> Columns:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        head = file.readline()
+        head = file.readline(LONGEST_HEAD)
+        if "\0" in head or len(head) == LONGEST_HEAD:  # before all of it is read
+            problem = f"{path} is a binary file, or has a first line of a million characters"
+            raise InputValueError("track", "detections", problem, HEADER)
         declared = head.strip().lower().removeprefix("sep=") if head.lower().startswith("sep=") else ""
         if declared:  # a line that Excel writes
             head = file.readline()
@@ -117,9 +122,8 @@ def _csv(path: Path) -> Columns:
         rows = [line.split() for line in file] if blanks else list(csv.reader(file, delimiter=delimiter))
     first = 2 if declared else 1
     rows = rows[first - 1 :]
-    if not rows or "\0" in head:
-        problem = f"{path} is {'a binary file' if rows else 'empty'}"
-        raise InputValueError("track", "detections", problem, "Pass a CSV file with the header time,target,x,y.")
+    if not rows:
+        raise InputValueError("track", "detections", f"{path} is empty", HEADER)
     names = [name_of(cell) for cell in rows[0]]
     _check_names(names)
     width = len(names)

@@ -23,6 +23,7 @@ from torch import Tensor
 from .._errors import InputValueError, MissingPackageError
 from .._foreign_text import table_cell
 from .._output_files import replaced
+from .._parquet import write_parquet
 from .records import Tracks
 
 
@@ -111,9 +112,10 @@ def write_table(tracks: Tracks, path: str | Path) -> Path:
         else:
             frame = frame_of(tracks)
             if Path(path).suffix == ".parquet":
-                frame.write_parquet(part)
+                write_parquet(frame, part)
             else:
-                frame.with_columns(_without_formulas(polars)).write_csv(part)
+                with part.open("wb") as file:
+                    frame.with_columns(_without_formulas(polars)).write_csv(file)
     return Path(path)
 
 

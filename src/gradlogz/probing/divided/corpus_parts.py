@@ -91,9 +91,8 @@ def corpus_parts(
     """
     written = place.finished(INPUTS)
     if INDEX in written:
-        known: CorpusParts = place.read(INDEX, written[INDEX])
-        used = [known.first, *(file for each in known[1:5] for part in each.values() for file in part.files)]
-        if {path.name for path in written.values()} >= set(used):
+        known = place.read(INDEX, written[INDEX])
+        if isinstance(known, CorpusParts) and {path.name for path in written.values()} >= _files_of(known):
             return known
     files = _Files(place, max(1, parts // GROUPS))
     sample, windows = BaselineRows(baseline), list[Window]()
@@ -120,6 +119,11 @@ def corpus_parts(
     index = CorpusParts(files.names["first"], *kinds, documents, windows, reading.report)
     place.write(INDEX, index, INPUTS)
     return index
+
+
+def _files_of(known: CorpusParts) -> set[str]:
+    """Return the names of the files that the parts of a corpus read."""
+    return {known.first, *(file for each in known[1:5] for part in each.values() for file in part.files)}
 
 
 def batches_in(place: WorkFolder, part: Part) -> Iterator[Batch]:

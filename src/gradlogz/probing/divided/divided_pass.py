@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ..._input_errors import InputRuntimeError
 from ...engine.engines import Engine, InProcess
 from ...engine.work_folder import WorkFolder
 from ...engine.work_loop import run_items
@@ -57,6 +59,10 @@ class PartWork(NamedTuple):
     bundle: int = 0
 
 
+STATES = {  # of the parts of each kind; a random-weights baseline may have the reason why there is none
+    "text": (TextState,), "baseline": (dict,), "draws": (list, str), "weights": (HeadWeights, NoneType),
+    "model": (ModelState,),
+}  # fmt: skip
 PartState = TextState | ModelState | dict[str, Any] | list[Draw] | HeadWeights | str | None
 
 
@@ -103,6 +109,7 @@ def divided_measure(
             modules=modules_of(predictions), progress=progress,
         )  # fmt: skip
         MODELS.clear()
+        _check_states(place, items, results.states)
         described = {**describe(loaded.model), **known}
         measured = joined_measurement(
             place, source, loaded.tokenizer, parts, bundles, results.states, predictions, described
@@ -145,6 +152,15 @@ def _items(parts: CorpusParts, layers: int, bundles: int, *, random: bool) -> di
     items |= {name: PartWork("draws", part) for name, part in parts.draws.items()}
     items["model"] = PartWork("model", Part([]))
     return items | {f"weights-{i:04d}": PartWork("weights", Part([]), layer=i) for i in range(layers)}
+
+
+def _check_states(place: WorkFolder, items: Mapping[str, PartWork], states: Mapping[str, Any]) -> None:
+    """Raise unless every state is that of a part of its kind: whoever may write into the folder may exchange files."""
+    for name, state in states.items():
+        kinds = STATES[items[name].kind]
+        if not isinstance(state, (*kinds, str) if items[name].random else kinds):
+            problem = f"the file of {name} in {place.path} has another state than a part of this name"
+            raise InputRuntimeError("probe", "--resume", problem, "Begin again with --restart.")
 
 
 # A part -----------------------------------------------------------------------------------------------------------

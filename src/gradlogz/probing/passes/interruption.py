@@ -17,12 +17,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Context in which the first Ctrl-C or SIGTERM is only recorded and a second one interrupts.
 
     Yields the test for the first. SIGTERM keeps its meaning in programs that let it end them, as most do; the command
-    line does not.
+    line does not. Ctrl-C keeps being ignored where it is, as in commands that a script starts in the background.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    before = {}
+    if (handler := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
+        before[signal.SIGINT] = handler
     if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
         before[signal.SIGTERM] = signal.default_int_handler
     noted: list[bool] = []

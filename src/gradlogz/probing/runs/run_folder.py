@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from ... import __version__
 from ..._errors import InputValueError
 from ..._output_files import reason_of, runs
-from ..._parquet import read_parquet
+from ..._parquet import read_parquet, write_parquet
 from ..._paths import is_plain_file
 from .findings import Findings
 from .findings_file import FINDINGS, Problems, findings_in, object_in, renamed, write_findings
@@ -155,7 +155,7 @@ def _write_files(folder: Path, run: Run) -> None:
     write_findings(folder / FINDINGS, run.findings)
     write_replicates(folder / REPLICATES, run.findings.rows, run.findings.replicates)
     if find_spec("polars") is not None:
-        run.findings.frame().write_parquet(folder / PARQUET, metadata=METADATA)
+        write_parquet(run.findings.frame(), folder / PARQUET, metadata=METADATA)
     others = sorted(path for path in folder.iterdir() if path.name != RUN)
     files = {path.name: {"bytes": path.stat().st_size, "blake2b": _checksum(path)} for path in others}
     content = {"format": FORMAT, **{name: getattr(run, name) for name in DESCRIBED}, "files": files}
@@ -218,6 +218,8 @@ def _alone(place: Path) -> Iterator[None]:
 
 def _settle(place: Path) -> None:
     """Complete interrupted renames: the new folder takes the place if the old one is gone, else it is removed."""
+    if not place.name:  # the root of the file system, which is no run
+        return
     new, old = _aside(place, "new"), _aside(place, "old")
     if not place.exists():
         for folder in (new, old):
