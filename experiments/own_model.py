@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the run and its checkpoints are written")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"gradlogz probe {make(folder)} --text {folder / 'held_out.txt'} --tokens 4096")
+    trained = max(make(folder).iterdir(), key=lambda checkpoint: int(checkpoint.name.partition("-")[2]))
+    print(f"gradlogz probe {trained} --text {folder / 'held_out.txt'} --tokens 8192")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ TAG = re.compile(r"""</?[A-Za-z][\w-]*(\s+[A-Za-z_][\w:-]*(\s*=\s*("[^"]*"|'[^']
 OPENING = re.compile(r"<(?=[A-Za-z/])")
 SIZES = re.compile(r"\d( [x±] [\d.]+)+|\(\d+(, \d+)+\)")  # 8 x 64, 0.9 ± 0.1, (1, 8, 64)
 COLUMNS = re.compile(r"(?<!\\)\|")
+PICTURE = re.compile(r"^!\[([^]]+)\]\(((?:\.\./)*pictures/\S+)\)$", re.MULTILINE)
 INLINE_MATH = re.compile(r"\$`([^`\n]+)`\$")
 
 
@@ -60,7 +61,7 @@ def assemble(target: Path, *, outputs: bool) -> list[str]:
             text = path.read_text(encoding="utf-8")
         text, broken = relinked(typeset(text), source, pages, target)
         faults += broken
-        text = with_breaks(with_lists(text))
+        text = with_captions(with_breaks(with_lists(text)))
         for name, part in parts_of(page, text).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_text(part, encoding="utf-8")
@@ -180,6 +181,17 @@ def with_breaks(text: str) -> str:
 
     pieces = FENCED.split(text)
     return "".join(piece if i % 2 else TABLE_ROW.sub(row, piece) for i, piece in enumerate(pieces))
+
+
+def with_captions(text: str) -> str:
+    """Make a figure of a picture that stands alone: its text is the caption, and a click opens the picture itself."""
+
+    def figure(match: re.Match) -> str:
+        caption, address = match.groups()
+        return f"<figure markdown>\n\n[![{caption}]({address})]({address})\n\n{caption}\n{{ .caption }}\n\n</figure>"
+
+    pieces = FENCED.split(text)
+    return "".join(piece if i % 2 else PICTURE.sub(figure, piece) for i, piece in enumerate(pieces))
 
 
 def parts_of(page: str, text: str) -> dict[str, str]:

@@ -152,6 +152,19 @@ def test_a_table_with_a_paragraph_becomes_a_list(table, page, monkeypatch):
     assert module("assembly", monkeypatch).with_lists(f"Text.\n\n{table}") == f"Text.\n\n{page or table}"
 
 
+@pytest.mark.parametrize(
+    "text", ["a ![b](pictures/c.svg)", "```\n![b](pictures/c.svg)\n```", "![b](cell.svg){ .figure }"]
+)
+def test_a_picture_in_a_line_has_no_caption(text, monkeypatch):
+    assert module("assembly", monkeypatch).with_captions(text) == text
+
+
+def test_the_text_of_a_picture_is_its_caption(monkeypatch):
+    page = module("assembly", monkeypatch).with_captions("Text.\n\n![b, c](../pictures/d.svg)\n\nText.")
+    assert "[![b, c](../pictures/d.svg)](../pictures/d.svg)" in page
+    assert "\n\nb, c\n{ .caption }\n\n</figure>" in page
+
+
 def test_a_machine_without_a_browser_is_a_fault(site, monkeypatch):
     check = module("browser_check", monkeypatch)
     monkeypatch.setattr(check, "CHROMIUM", ("no-such-browser",))

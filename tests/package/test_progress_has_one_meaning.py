@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import gradlogz
 from gradlogz import _progress
 from gradlogz._progress import reporter
+from support.saved_models import TEXTS, gpt2, tokenizer
 
 
 def test_false_shows_nothing(capsys):
@@ -105,3 +107,14 @@ def test_work_of_earlier_calls_does_not_count_for_the_time_left(capsys, monkeypa
     for done in (51, 52, 53, 54):
         show(done, 60)
     assert "42 s left" in capsys.readouterr().err
+
+
+def test_a_probe_reports_its_beginning_so_that_the_time_left_counts_the_first_batch():
+    reports = []
+    gradlogz.probe(
+        gpt2(), tokenizer(), TEXTS, tokens=40, predictions=["entropy"], baseline=0.0, draws=0,
+        progress=lambda *report: reports.append(report),
+    )  # fmt: skip
+    assert reports[0] == (0, 40)
+    assert all(total in (40, done) for done, total in reports)
+    assert reports[-1][0] == reports[-1][1] > 0

@@ -147,7 +147,8 @@ def measure(
     of_nulls = seed if baseline_seed is None else baseline_seed
     probed = Probed(name or type(model).__name__, architecture, weights, of_nulls, words=words)
     has_tokens = isinstance(reading, Batches)  # the number of tokens of other inputs is unknown here
-    show = reporter(progress, "tokens" if has_tokens else "rows")
+    show, total = reporter(progress, "tokens" if has_tokens else "rows"), (tokens or 0) if has_tokens else 0
+    show(0, total)  # the time left counts the first batch, which may be most of the work
     sample, sampled = BaselineRows(baseline), list[Batch]()
     windows: list[Window] = []
     matched = matched_of(wanted, draws=draws, baseline=baseline)
@@ -165,7 +166,7 @@ def measure(
             if matched:
                 windows = with_windows(windows, batch, draws)
             done = reading.report.tokens if has_tokens else reading.report.rows
-            show(done, (tokens or 0) if has_tokens else 0)
+            show(done, total)
             if interrupted():
                 break
         show(done, done)

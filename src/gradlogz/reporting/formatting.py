@@ -132,7 +132,7 @@ def model_sentence(facts: Mapping[str, Any]) -> str:
 
 def _architecture(facts: Mapping[str, Any]) -> list[str]:
     parts = [str(facts["architecture"])] if facts.get("architecture") else []
-    if facts.get("parameters") and isinstance(facts["parameters"], int):
-        parts.append(f"{facts['parameters'] / 1e6:,.1f} M parameters")
+    if (count := facts.get("parameters")) and isinstance(count, int):
+        parts.append(f"{count / 1e6:,.1f} M parameters" if count >= 1e5 else f"{count:,} parameters")
     counts = {name: facts[name] for name in ("layers", "heads") if facts.get(name)}
-    return parts + [f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items()]
+    return parts + [f"{number} {name if number != 1 else name[:-1]}" for name, number in counts.items()]

@@ -30,7 +30,7 @@ which program computes which tiles of queries, so that all programs end at about
 
 The compiler (ptxas) undoes the overlap unless _hold prevents it. tests/kernels/test_the_hopper_kernel_overlaps.py
 compiles for this GPU on any machine and counts the overlapped instructions.
-test_every_wait_of_the_hopper_kernel_has_its_arrival.py runs this source with its barriers in plain Python.
+tests/kernels/test_every_wait_of_the_hopper_kernel_has_its_arrival.py runs this source and its barriers in Python.
 
 The kernel takes half-precision operands with head sizes up to 128, bands (causal, windows) in which every query sees a
 key, segments, and grouped heads; gpu.py computes the rest. Logits are in units of log 2.
