@@ -57,7 +57,7 @@ probe-calibration: .venv/.test
 	$(BIN)/python benchmarks/probe_calibration.py --jobs $(JOBS)
 	$(BIN)/python benchmarks/tables.py
 
-# Reduced forms take under ten minutes on two cores; FORM=extended an hour; FORM=full is for a GPU.
+# Reduced forms: under ten minutes on two cores; FORM=extended: an hour; FORM=full: a GPU; FORM=replication: other seeds.
 experiment: .venv/.test
 	$(BIN)/python -m experiments $(NAME) $(if $(FORM),--form $(FORM))
 

@@ -19,6 +19,7 @@ from gradlogz.engine import ENGINES, engine_of
 from .workers import FailedRunsError, Workers
 
 NAMES = ("published", "metric", "specific_heat", "ascent", "filtering", "rest", "needed", "linearity", "contraction")
+FORMS = ("reduced", "extended", "full", "replication")
 
 
 def rounded(value: Any) -> Any:
@@ -40,8 +41,8 @@ def main() -> None:
     """Run the experiment and print its answer; the results are in FOLDER/results.json."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Train the models of an experiment.")
     parser.add_argument("name", choices=NAMES)
-    forms = "reduced: two cores, under ten minutes; extended: an hour; full: mostly a GPU"
-    parser.add_argument("--form", choices=("reduced", "extended", "full"), default="reduced", help=forms)
+    forms = "reduced: two cores, under ten minutes; extended: an hour; full: mostly a GPU; replication: other seeds"
+    parser.add_argument("--form", choices=FORMS, default="reduced", help=forms)
     parser.add_argument("--folder", type=Path, help="run folder; default: runs/experiments/NAME")
     where = (
         "who computes the runs; default: processes, or process where there is a GPU, which all processes would share"

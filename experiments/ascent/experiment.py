@@ -36,6 +36,9 @@ PREDICTIONS = ["ascent", "tie", "symmetry"]
 LOSS_OF_INTEREST, ASCENT_OF_INTEREST = 0.02, 0.02
 
 
+KINDS: tuple[tuple[Objective, Placement], ...] = tuple(product(get_args(Objective), get_args(Placement)[:2]))
+
+
 class Cell(NamedTuple):
     """A model of the experiment, but its seed."""
 
@@ -51,12 +54,14 @@ class Settings(TextSettings):
     Attributes:
         probe_tokens: tokens that the probe reads.
         probed_tied: number of seeds of tied models that are probed, as a control; None for all.
+        kinds: objectives and placements, in the order in which they are trained.
     """
 
     probe_tokens: int
     every_checkpoint: bool = False
     value_maps: tuple[ValueMap, ...] = get_args(ValueMap)
     probed_tied: int | None = None
+    kinds: tuple[tuple[Objective, Placement], ...] = KINDS
 
 
 REDUCED = Settings(
@@ -73,13 +78,16 @@ EXTENDED = Settings(
     value_maps=("free", "tied, equal parameters"),
 )
 GPU = replace(EXTENDED, seeds=8, first_seed=10, value_maps=get_args(ValueMap), probed_tied=2)  # ../on_gpu.py
+REPLICATION = replace(
+    EXTENDED, first_seed=20, value_maps=("free", "tied, equal compute"), probed_tied=0, kinds=KINDS[::-1]
+)
 FULL = Settings(**vars(text_settings.FULL), probe_tokens=20_000, every_checkpoint=True)
 
 
 def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Train and probe all models; return their rows and the decisions. Finished runs are read."""
     settings.text(folder)  # written once, before the workers read it
-    every = product(cells(settings.value_maps), settings.every_seed)
+    every = product(cells(settings.value_maps, settings.kinds), settings.every_seed)
     items = {place(folder, *item).name: item for item in every}
     rows = workers.rows(partial(row_of, settings, folder), items, settings, folder)
     return settings.results(decisions(rows), rows) | {"training FLOPs": training_flops(settings)}
@@ -90,9 +98,11 @@ def row_of(settings: Settings, folder: Path, item: tuple[Cell, int]) -> dict[str
     return trained_and_probed(*item, settings, settings.text(folder), place(folder, *item))
 
 
-def cells(value_maps: tuple[ValueMap, ...] = get_args(ValueMap)) -> Iterator[Cell]:
+def cells(
+    value_maps: tuple[ValueMap, ...] = get_args(ValueMap), kinds: tuple[tuple[Objective, Placement], ...] = KINDS
+) -> Iterator[Cell]:
     """All combinations of objective, placement and value map."""
-    return (Cell(*parts) for parts in product(get_args(Objective), get_args(Placement)[:2], value_maps))
+    return (Cell(*kind, value_map) for kind, value_map in product(kinds, value_maps))
 
 
 def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
@@ -109,7 +119,7 @@ def model_of(cell: Cell, reference: ModelSettings) -> ModelSettings:
 def training_flops(settings: Settings) -> float:
     """Floating-point operations of all training runs."""
     tokens = settings.training.steps * settings.batch_size * settings.model.context
-    models = [model_of(cell, settings.model) for cell in cells(settings.value_maps)]
+    models = [model_of(cell, settings.model) for cell in cells(settings.value_maps, settings.kinds)]
     return settings.seeds * sum(cost(model).training_flops(tokens) for model in models)
 
 

@@ -47,7 +47,7 @@ def read_outs(results: dict[str, Any]) -> str:
         "|---" * 7 + "|",
     ]
     for arm, rows in arms(results).items():
-        for part in rows[0]["read-outs"]:
+        for part in list(rows[0]["read-outs"])[1:]:  # that of the embedding is 0
             cells = [
                 _cell([row[weights][part][target]["r2"] for row in rows])
                 for target in ("modes", "uncertainty")

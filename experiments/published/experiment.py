@@ -4,7 +4,7 @@ Read next: page.py.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,21 +36,29 @@ REGRESSIONS = tuple(product(SPECTRA, STARTS_OF_TRAINING))
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the experiment; sets: numbers of sets of patterns by number of spins."""
+    """Size of the experiment.
+
+    Attributes:
+        sets: numbers of sets of patterns by number of spins.
+        first_seed: of sets, prompts and initial weights.
+    """
 
     sets: tuple[tuple[int, int], ...]
     steps: dict[str, int]
     seeds: int
     prompts: int = 512
     tested: int = 100_000
+    first_seed: int = 0
 
 
 REDUCED = Settings(sets=((500, 8), (1000, 6), (2000, 4)), steps={"normal": 4000, "theorem": 1500}, seeds=5)
+REPLICATION = replace(REDUCED, first_seed=100)
 
 
 def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[str, Any]:
     """Measure both numbers, and compare them with the published ones. Finished parts are read."""
-    networks = {f"{spins}-spins-{seed}": (spins, seed) for spins, n in settings.sets for seed in range(n)}
+    first = settings.first_seed
+    networks = {f"{n}-spins-{seed}": (n, seed) for n, sets in settings.sets for seed in range(first, first + sets)}
     items: dict[str, tuple[int | str, ...]] = {**networks, **{f"regression-{s}-{t}": (s, t) for s, t in REGRESSIONS}}
     parts = dict(zip(items, workers.rows(partial(part, settings), items, settings, folder), strict=True))
     rows = [parts[name] for name in networks]
@@ -62,7 +70,7 @@ def run(settings: Settings, folder: Path, workers: Workers = Workers()) -> dict[
         "settings": asdict(settings),
         "environment": environment(torch.device("cpu")),
         "networks": rows,
-        "null": shares_retrieved(500, 0, stored=False),
+        "null": shares_retrieved(500, first, stored=False),
         "regressions": regressions,
     }
 
@@ -188,7 +196,7 @@ def trained(spectrum_of_inputs: tuple[float, ...], start: str, settings: Setting
     """Statistics of the plan for every seed."""
     spectrum = torch.tensor(spectrum_of_inputs)
     d, s = len(spectrum), settings.seeds
-    generator = generator_of(2 * STARTS_OF_TRAINING.index(start), d)
+    generator = generator_of(settings.first_seed + 2 * STARTS_OF_TRAINING.index(start), d)
     key_query, value = initial_weights(start, s, d, generator)
     for weight in (key_query, value):
         weight.requires_grad_()
@@ -208,7 +216,7 @@ def trained(spectrum_of_inputs: tuple[float, ...], start: str, settings: Setting
 def statistics(key_query: Tensor, value: Tensor, spectrum: Tensor, settings: Settings) -> dict[str, list[float]]:
     """Error relative to that of the published prediction, slope and cosine, for every seed."""
     d, gamma = len(spectrum), preconditioner(spectrum)
-    examples, query, answers = drawn(spectrum, (1, settings.tested), generator_of(1, d))
+    examples, query, answers = drawn(spectrum, (1, settings.tested), generator_of(settings.first_seed + 1, d))
     errors = [
         float((predicted(k.unsqueeze(0), v.unsqueeze(0), examples, query) - answers).square().mean())
         for k, v in zip(key_query, value, strict=True)

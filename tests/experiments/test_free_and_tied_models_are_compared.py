@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from experiments import text
 from experiments.ascent import experiment
-from experiments.ascent.experiment import Cell, cells, decisions, model_of
+from experiments.ascent.experiment import EXTENDED, GPU, REPLICATION, Cell, cells, decisions, model_of
 from experiments.costs import cost
 from gradlogz._errors import InputValueError
 from gradlogz.probing.runs.run_folder import read_run
@@ -113,3 +113,10 @@ def test_decisions_follow_the_plan():
 def test_cells_are_all_combinations():
     assert len(set(cells())) == 12
     assert Cell("masked", "post", "tied, equal compute") in set(cells())
+
+
+def test_the_replication_of_equal_compute_trains_the_kind_that_is_missing_first():
+    replication = list(cells(REPLICATION.value_maps, REPLICATION.kinds))
+    assert replication[:2] == [Cell("masked", "post", "free"), Cell("masked", "post", "tied, equal compute")]
+    assert len(set(replication)) == 8
+    assert not {*REPLICATION.every_seed} & {*EXTENDED.every_seed, *GPU.every_seed}

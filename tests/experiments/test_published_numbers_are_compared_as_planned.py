@@ -1,6 +1,7 @@
 """The published numbers themselves, statistics on known data, and decisions that can go either way."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,12 @@ def test_published_weights_are_the_least_squares_solution():
     features = x * sums  # by symmetry the minimum is diagonal
     solution = torch.linalg.lstsq(features.double(), answers.double().unsqueeze(-1)).solution[:, 0]
     torch.testing.assert_close(solution.float(), 1 / preconditioner(spectrum), rtol=0.05, atol=0.05)
+
+
+def test_a_replication_has_other_prompts_and_weights_for_training_and_testing():
+    first, again = (trained(SPECTRA["equal"], "normal", replace(SMALL, first_seed=seed)) for seed in (0, 100))
+    assert first["published prediction"] != again["published prediction"]  # of the same weights, on other prompts
+    assert not {*first["slope"]} & {*again["slope"]}
 
 
 @pytest.mark.parametrize("start", experiment.STARTS_OF_TRAINING)
