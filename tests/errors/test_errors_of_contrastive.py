@@ -17,6 +17,12 @@ ERRORS = [
     (TypeError, "circle_loss: pairs", "tuple", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y))),
     (TypeError, "circle_loss: pairs", "integers", lambda: gz.contrastive.circle_loss(a, y, pairs=(0, 1, 2))),
     (ValueError, "circle_loss: pairs", "as many", lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y[:2], y))),
+    (
+        ValueError,
+        "circle_loss: pairs",
+        "group",
+        lambda: gz.contrastive.circle_loss(a, y, pairs=(y, y, y), group=object()),
+    ),
     (ValueError, "circle_loss: scale", "positive", lambda: gz.contrastive.circle_loss(a, y, scale=0.0)),
     (
         ValueError,
@@ -289,6 +295,7 @@ ERRORS = [
         "group=",
         lambda: gz.info_nce(a, b, mask=torch.ones(4, 4).bool(), group=object()),
     ),
+    (RuntimeError, "nca: group", "process group", lambda: gz.contrastive.nca(a, y, group=object())),
     (RuntimeError, "nt_xent: group", "process group", lambda: gz.nt_xent(a, b, group=object())),
     (RuntimeError, "supervised_contrastive: group", "process", lambda: gz.supervised_contrastive(a, y, group=object())),
     # several positives, hard negatives, targets

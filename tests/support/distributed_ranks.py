@@ -64,6 +64,10 @@ GROUPED = {
         a, y, candidates=b, candidate_labels=y, temperature=0.3, group=g
     ),
     "siglip": lambda a, b, y, g: gz.siglip(a, b, ids=y, temperature=0.3, offset=-1.0, group=g),
+    "nca": lambda a, b, y, g: gz.contrastive.nca(a + b, y, group=g),
+    "accuracy": lambda a, b, y, g: gz.contrastive.nca(a + b, y, expected_accuracy=True, group=g),
+    "multi-similarity": lambda a, b, y, g: gz.contrastive.multi_similarity_loss(a + b, y, normalize=True, group=g),
+    "circle": lambda a, b, y, g: gz.contrastive.circle_loss(a + b, y, scale=4.0, normalize=True, group=g),
 }
 
 

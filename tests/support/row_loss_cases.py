@@ -3,6 +3,7 @@
 import torch
 from torch.nn.functional import softplus
 
+from gradlogz.kernels.losses.similarity_losses import Circle, MultiSimilarity
 from gradlogz.kernels.losses.softmax_losses import BothDirections, OnePositive, Sigmoids, SomePositives
 from gradlogz.kernels.losses.visible_pairs import VisiblePairs
 
@@ -46,6 +47,22 @@ def several(s, positives, negatives, kind):
     return torch.stack(losses)
 
 
+def multi_similarity(s, positives, negatives, alpha, beta, base):
+    """log(1 + sum exp(-alpha (s - base))) / alpha over positives, and the same with beta over negatives."""
+    sides = ((positives, -alpha), (negatives, beta))
+    sums = [torch.where(side, (a * (s - base)).exp(), 0.0).sum(1).log1p() / abs(a) for side, a in sides]
+    return sums[0] + sums[1]
+
+
+def circle(s, positives, negatives, r, scale):
+    """log(1 + the sum over negatives times the sum over positives), with weights that have no gradient."""
+    x = s.detach()
+    above = (-scale * (1 + r - x).clamp(min=0) * (s - 1 + r)).masked_fill(~positives, -torch.inf)
+    below = (scale * (x + r).clamp(min=0) * (s - r)).masked_fill(~negatives, -torch.inf)
+    both = (above.unsqueeze(-1) + below.unsqueeze(-2)).flatten(1)  # a term for each pair of a positive and a negative
+    return torch.cat((torch.zeros_like(both[:, :1]), both), 1).logsumexp(1)
+
+
 def cases(c):
     """Name, loss and formula."""
     every, eye = torch.ones(c.m, c.n, dtype=torch.bool), torch.eye(c.m, c.n, dtype=torch.bool)
@@ -61,6 +78,12 @@ def cases(c):
     for kind in ("mean", "mass", "pair"):
         loss = SomePositives(c.m, VisiblePairs(labels=c.labels), other, kind)
         yield f"labels, {kind}", loss, lambda s, kind=kind: several(s, c.same(), ~c.same(), kind)
+    sides = VisiblePairs(labels=c.labels), other
+    loss = MultiSimilarity(c.m, *sides, (0.7, 1.9, 0.2))
+    yield "multi-similarity", loss, lambda s: multi_similarity(s, c.same(), ~c.same(), 0.7, 1.9, 0.2)
+    sides = VisiblePairs(labels=c.labels, excluded=c.positive), other
+    chosen = c.same() & (torch.arange(c.n) != c.positive.unsqueeze(-1))
+    yield "circle", Circle(c.m, *sides, (0.4, 0.3)), lambda s: circle(s, chosen, ~c.same(), 0.4, 0.3)
     if c.m == c.n:
         own, labels = torch.arange(c.m), (c.labels[0], c.labels[0])
         same = c.labels[0].unsqueeze(-1) == c.labels[0]
@@ -75,6 +98,8 @@ def cases(c):
         sides = VisiblePairs(labels=labels, itself=False), VisiblePairs(labels=labels, same=False)
         loss = SomePositives(c.m, *sides, "mean")
         yield "labels of others", loss, lambda s: several(s, same & ~eye, ~same, "mean")
+        loss = Circle(c.m, *sides, (0.4, 0.3))
+        yield "circle of others", loss, lambda s: circle(s, same & ~eye, ~same, 0.4, 0.3)
         if c.m > 1:
             loss = OnePositive(c.m, own.roll(1), VisiblePairs(itself=False))
             yield "not itself", loss, lambda s: one_positive(s, own.roll(1), ~eye & ~eye.roll(1, 0))

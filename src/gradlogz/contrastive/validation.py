@@ -3,6 +3,8 @@
 Shapes, dtypes and devices are always checked; values only where reading them does not synchronise a device.
 """
 
+import math
+
 import torch
 
 from .._errors import InputTypeError, InputValueError, has_values, present, shape_of
@@ -191,7 +193,6 @@ def unit(vectors: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
 
     The preliminary scaling by a constant changes neither the direction nor its derivative.
     """
-    largest = vectors.detach().abs().amax(-1, keepdim=True)
-    x = vectors / largest.where(largest > 0, 1.0)
-    square = x.square().sum(-1, keepdim=True)
-    return x * torch.where(square > 0, square.where(square > 0, 1.0).rsqrt(), 0.0)
+    largest = torch.linalg.vector_norm(vectors.detach(), math.inf, -1, keepdim=True)
+    x = vectors / largest.masked_fill_(largest == 0, math.inf)
+    return x * x.square().sum(-1, keepdim=True).clamp_min(0.5).rsqrt()  # at least 1, or 0 for the zero vector

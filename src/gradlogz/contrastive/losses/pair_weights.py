@@ -12,15 +12,19 @@ the similarity. They have no `Likelihood`, and no temperature.
 Read next: several_positives.py (likelihoods with several positives).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..._autocast import without_autocast
+from ..._errors import InputValueError
 from ..._typing import Float, Int, Tensor
 from ...kernels.losses.logit_losses import each_row, sum_of_rows
 from ...kernels.losses.pairwise_log_sum_exp import log_sum_exp
 from ...kernels.losses.similarity_losses import Circle, MultiSimilarity
 from ...kernels.losses.softmax_losses import softplus
 from ...kernels.losses.visible_pairs import VisiblePairs
+from ..distributed import announces_errors, mean_over_processes
 from ..validation import (
     check_choice,
     check_indices,
@@ -32,11 +36,15 @@ from ..validation import (
     wide,
 )
 from .mined_pairs import MinedPairs, visible_pairs
-from .several_positives import count_members
+from .several_positives import count_members, vectors_of_all
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
+@announces_errors
 @without_autocast
 def multi_similarity_loss(
     vectors: Float[Tensor, "m d"],
@@ -47,6 +55,7 @@ def multi_similarity_loss(
     base: float = 0.5,
     pairs: MinedPairs | None = None,
     normalize: bool = False,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Multi-similarity loss: soft maxima of the positives below and the negatives above a similarity.   [wang19]
@@ -62,17 +71,23 @@ def multi_similarity_loss(
         base: similarity that separates positives from negatives.
         pairs: indices of a miner: anchors, positives, anchors, negatives; or anchors, positives, negatives of triplets.
             Only these pairs count, in a mask of one byte for each pair of vectors.
+        group: process group whose vectors are gathered, with their labels. The mean is scaled so that its average over
+            processes is that of all anchors.
     """
     call = "multi_similarity_loss"
     x = _checked(call, vectors, labels, normalize, reduction)
     check_positive(call, alpha=alpha, beta=beta)
-    positives, negatives = visible_pairs(call, labels, pairs)
-    rows = MultiSimilarity(x.shape[0], positives, negatives, (alpha, beta, base))
+    keys, positives, negatives = _compared(call, x, labels, pairs, group)
+    m = x.shape[0]
+    rows = MultiSimilarity(m, positives, negatives, (alpha, beta, base))
     if reduction == "none":
-        return each_row(rows, x, x, None)
-    return sum_of_rows(rows, x, x, None, 1 / x.shape[0] if reduction == "mean" else 1.0)
+        return each_row(rows, x, keys, None)
+    if group is not None and reduction == "mean":
+        return mean_over_processes(sum_of_rows(rows, x, keys, None, 1.0), m, x.device, group)
+    return sum_of_rows(rows, x, keys, None, 1 / m if reduction == "mean" else 1.0)
 
 
+@announces_errors
 @without_autocast
 def circle_loss(
     vectors: Float[Tensor, "m d"],
@@ -82,6 +97,7 @@ def circle_loss(
     scale: float = 80.0,
     pairs: MinedPairs | None = None,
     normalize: bool = False,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Circle loss: pairs weighted by how far their similarity is from its optimum.   [sun20, Eq. 4, 6]
@@ -91,23 +107,27 @@ def circle_loss(
 
     Denominator: none; not a likelihood. `relaxation` is r, `scale` the paper's gamma; the paper uses cosines
     (normalize=True). Anchors without a positive or without a negative are excluded from the mean and have loss 0 under
-    "none". `pairs` are those of multi_similarity_loss.
+    "none". `pairs` and `group` are those of multi_similarity_loss.
     """
     call = "circle_loss"
     x = _checked(call, vectors, labels, normalize, reduction)
     check_positive(call, scale=scale)
-    positives, negatives = visible_pairs(call, labels, pairs)
+    keys, positives, negatives = _compared(call, x, labels, pairs, group)
     rows = Circle(x.shape[0], positives, negatives, (relaxation, scale))
     if reduction == "none":
-        return each_row(rows, x, x, None)
-    total = sum_of_rows(rows, x, x, None, 1.0)
+        return each_row(rows, x, keys, None)
+    total = sum_of_rows(rows, x, keys, None, 1.0)
     if reduction == "sum":
         return total
-    if positives.mask is None or negatives.mask is None:
-        members = count_members(labels, labels)
-        some = (members > 1) & (members < x.shape[0])
+    if positives.labels is not None:
+        members = count_members(*positives.labels)
+        some = (members > 1) & (members < keys.shape[0])
     else:
+        assert positives.mask is not None
+        assert negatives.mask is not None
         some = positives.mask.any(-1) & negatives.mask.any(-1)
+    if group is not None:
+        return mean_over_processes(total, int(some.sum()), x.device, group)
     return total / some.sum().clamp(min=1)
 
 
@@ -140,6 +160,22 @@ def proxy_anchor_loss(
     N = log_sum_exp(scale * p, x, None, VisiblePairs(labels=both, same=False))
     some = (A.detach() > -torch.inf).sum().clamp(min=1)
     return softplus(A + scale * margin).sum() / some + softplus(N + scale * margin).mean()
+
+
+def _compared(
+    call: str,
+    x: Float[Tensor, "m d"],
+    labels: Int[Tensor, " m"],
+    pairs: MinedPairs | None,
+    group: "ProcessGroup | None",
+) -> tuple[Float[Tensor, "n d"], VisiblePairs, VisiblePairs]:
+    """Vectors to compare with, of this process or of all, and the positives and negatives among them."""
+    if group is None:
+        return x, *visible_pairs(call, labels, pairs)
+    if pairs is not None:
+        problem = "pairs must not be passed with group=, whose vectors a miner does not see"
+        raise InputValueError(call, "pairs", problem, "Drop one of the arguments.")
+    return vectors_of_all(call, x, labels, group)
 
 
 def _checked(call: str, vectors: Tensor, labels: Tensor, normalize: bool, reduction: str) -> Float[Tensor, "m d"]:

@@ -275,6 +275,7 @@ def soft_info_nce(
     return sum_of_rows(rows, family.eta, family.candidates, family.log_weights, coefficient)
 
 
+@announces_errors
 @without_autocast
 def nca(
     vectors: Float[Tensor, "m d"],
@@ -283,6 +284,7 @@ def nca(
     temperature: Temperature = 1.0,
     expected_accuracy: bool = False,
     normalize: bool = False,
+    group: "ProcessGroup | None" = None,
     reduction: str = "mean",
 ) -> Tensor:
     """NCA: -log of the probability that a stochastic neighbour has the same class.   [goldberger04; theory E21]
@@ -291,7 +293,7 @@ def nca(
 
     Denominator: all other vectors of every class. As a family: eta = 2 x_i / T, log weights -|x_j|²/T. With
     expected_accuracy=True the loss is minus the probability, so the mean is minus the expected accuracy. Vectors with a
-    unique label are excluded from the mean and have loss 0 under "none".
+    unique label are excluded from the mean and have loss 0 under "none". `group` is that of supervised_contrastive.
     """
     call = "nca"
     check_vectors(call, vectors=vectors)
@@ -299,19 +301,39 @@ def nca(
     check_temperature(call, temperature, vectors)
     check_choice(call, "reduction", reduction, REDUCTIONS)
     x = unit(wide(vectors)) if normalize else wide(vectors)
-    members = count_members(labels, labels) - 1
+    if group is None:
+        keys, positives, negatives = x, *visible_pairs(call, labels, None)
+    else:
+        keys, positives, negatives = vectors_of_all(call, x, labels, group)
+    assert positives.labels is not None
+    members = count_members(*positives.labels) - 1
     some = members > 0
-    _check_some(call, "labels", some, "labels are all different, so no anchor has a positive")
-    temperature = in_dtype_of(x, temperature)
-    x = x - x.detach().mean(0)  # distances do not change; reduces rounding errors
-    log_weights = -x.square().sum(-1) / temperature
+    everywhere = some if group is None else gather_rows(some.long(), group) > 0
+    _check_some(call, "labels", everywhere, "labels are all different, so no anchor has a positive")
+    temperature, centre = in_dtype_of(x, temperature), keys.detach().mean(0)
+    keys = keys - centre  # distances do not change; reduces rounding errors
+    x = keys if group is None else x - centre
+    log_weights = -keys.square().sum(-1) / temperature
     eta = 2 * x / temperature
-    positives = VisiblePairs(itself=False, labels=(labels, labels))
-    rows = SomePositives(x.shape[0], positives, VisiblePairs(labels=(labels, labels), same=False), "mass")
+    rows = SomePositives(x.shape[0], positives, negatives, "mass")
+    part = "sum" if group is not None and reduction == "mean" else reduction
     if not expected_accuracy:
-        return _of_positives(rows, eta, x, log_weights, members, reduction)
-    losses = torch.where(some, -(-each_row(rows, eta, x, log_weights)).exp(), 0.0)
-    return losses.sum() / some.sum().clamp(min=1) if reduction == "mean" else reduced(call, losses, reduction)
+        loss = _of_positives(rows, eta, keys, log_weights, members, part)
+    else:
+        losses = torch.where(some, -(-each_row(rows, eta, keys, log_weights)).exp(), 0.0)
+        loss = losses.sum() / some.sum().clamp(min=1) if part == "mean" else reduced(call, losses, part)
+    return loss if part == reduction else mean_over_processes(loss, int(some.sum()), x.device, group)
+
+
+def vectors_of_all(
+    call: str, x: Float[Tensor, "m d"], labels: Int[Tensor, " m"], group: "ProcessGroup"
+) -> tuple[Float[Tensor, "n d"], VisiblePairs, VisiblePairs]:
+    """Vectors of all processes, and which of them are positives and negatives of those of this process."""
+    check_started(call)
+    everything = candidates_of_all(x, group)
+    both = labels.long(), gather_rows(labels.long(), group)
+    positives = VisiblePairs(labels=both, excluded=everything.own)
+    return everything.candidates, positives, VisiblePairs(labels=both, same=False)
 
 
 def _check_some(call: str, argument: str, some: Bool[Tensor, " m"], problem: str, *, every: bool = False) -> None:

@@ -137,7 +137,7 @@ def worker() -> Any:
     def run_tasks(p: int) -> None:
         _ = enclosed
         thread = take(p + 8 * NEXT_THREAD)
-        scratch = place(p, SCRATCH) + thread * read_integer(p, SLOPE_ROW) * BYTES
+        scratch = place(p, SCRATCH) + 2 * thread * read_integer(p, SLOPE_ROW) * BYTES
         first, last = read_integer(p, FIRST_STAGE), read_integer(p, LAST_STAGE)
         if first == last:
             task = take(p)
@@ -172,7 +172,7 @@ def layout(m: int, n: int, d: int, is_clip: bool, max_threads: int) -> RowPlan:
     part = m if is_clip else min(m, round_up(MATRIX // stride, BLOCK) or BLOCK)
     threads = max_threads if m * n * d > WORTH_A_THREAD else 1
     blocks, keys = -(-part // BLOCK) if is_clip else 0, round_up(n, LANES) * d
-    sizes = keys + d, keys, ROWS * d, threads * stride, round_up(part, ROWS) * stride, round_up(m, WIDTH)
+    sizes = keys + d, keys, ROWS * d, 2 * threads * stride, round_up(part, ROWS) * stride, round_up(m, WIDTH)
     places = accumulate((*sizes, 4 * round_up(m, WIDTH) if is_clip else 0, blocks * stride), initial=0)
     numbers = array("q", bytes(8 * NUMBERS))
     numbers[M], numbers[N], numbers[D], numbers[SLOPE_ROW] = m, n, d, stride
@@ -204,7 +204,7 @@ def sum_and_gradients(
     dq = query.new_empty(rows, d) if wanted[0] else None
     dk = query.new_zeros(keys, d) if wanted[1] else None
     dbias = query.new_zeros(n) if bias is not None and wanted[2] else None
-    settings = array("d", (coefficient, factor, problem.margin))
+    settings = array("d", (coefficient, factor, problem.margin, *problem.constants))
     numbers = template[:]
     numbers[KIND], numbers[DECOUPLED], numbers[CENTRED] = problem.kind, problem.decoupled, problem.centred
     numbers[SETTINGS], numbers[SUM] = settings.buffer_info()[0], total.data_ptr()

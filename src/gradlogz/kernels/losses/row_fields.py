@@ -11,11 +11,11 @@ from ..workers import compiled
 BLOCK = 8 * ROWS  # rows, and keys, of a task
 
 NEXT_TASK, NEXT_THREAD, FIRST_STAGE, LAST_STAGE = range(4)
-KIND, DECOUPLED, CENTRED, SETTINGS = range(4, 8)  # settings: coefficient, factor and margin as float64
+KIND, DECOUPLED, CENTRED, SETTINGS = range(4, 8)  # settings as float64: coefficient, factor, margin and constants
 FIRST, M, N, D = range(8, 12)  # first row of this part, its rows, keys, dimension
 QUERY, QUERY_ROW, KEY, KEY_ROW, BIAS, BIAS_STEP = range(12, 18)
 POSITIVE, QUERY_LABELS, KEY_LABELS, MASK, ITSELF = range(18, 23)  # ITSELF: 1 for the number of the row
-CENTRES, PANEL, TAIL, SCRATCH = range(23, 27)  # tail: last rows of the queries; scratch: one row for each thread
+CENTRES, PANEL, TAIL, SCRATCH = range(23, 27)  # tail: last rows of the queries; scratch: two rows for each thread
 SLOPE, SLOPE_ROW, LOSSES, GRAD_QUERY, GRAD_KEY, GRAD_BIAS = range(27, 33)
 TOPS, SUMS = range(33, 35)  # clip: four numbers for each row, and column sums of each block
 SUM, BASE, NUMBERS = 35, 36, 37  # base: the memory, in which the places of MEMORY are counted in bytes

@@ -10,14 +10,15 @@ import torch
 
 from ..._typing import Bool, Float, Int, Tensor
 
-ONE, MEAN, MASS, PAIR, SIGMOIDS, CLIP = range(6)
+ONE, MEAN, MASS, PAIR, SIGMOIDS, CLIP, MULTI_SIMILARITY, CIRCLE = range(8)
 
 
 class Problem(NamedTuple):
     """A loss of rows.
 
     Attributes:
-        kind: ONE positive, several by MEAN, MASS or PAIR, SIGMOIDS, or rows and columns (CLIP).
+        kind: ONE positive, several by MEAN, MASS or PAIR, SIGMOIDS, rows and columns (CLIP), or a loss of metric
+            learning (MULTI_SIMILARITY, CIRCLE).
         positive: index of the positive of each row; None for its own number.
         labels: labels of rows and keys. With ONE, SIGMOIDS and CLIP, equal labels are no negatives; else positives.
         mask: True where a key may be a negative.
@@ -26,6 +27,7 @@ class Problem(NamedTuple):
         margin: number subtracted from the logit of the positive.
         decoupled: exclude the positive from the denominator.
         centred: subtract the mean of the keys first, which does not change the loss.
+        constants: alpha, beta and base of MULTI_SIMILARITY; relaxation and scale of CIRCLE.
     """
 
     kind: int
@@ -37,6 +39,7 @@ class Problem(NamedTuple):
     margin: float = 0.0
     decoupled: bool = False
     centred: bool = True
+    constants: tuple[float, ...] = ()
 
 
 class RowLoss(ABC):

@@ -1,11 +1,12 @@
-"""Losses of rows of logits and their slopes, one row at a time: the compiled form of softmax_losses.py.
+"""Losses of rows of logits and their slopes, one row at a time: the compiled form of torch code.
 
     one_positive     softplus(N - s_+ + margin)
     some_positives   by mean, mass or pair
     sigmoids         softplus of every negative and of minus the positive
+    multi_similarity, circle                 the losses of similarity_losses.py, by label
     clip_sums, clip_merge, clip_rows         rows and columns together, in three stages
 
-Read next: row_vectors.py (the loops over a row), softmax_losses.py (the formulas).
+Read next: row_vectors.py (the loops over a row), softmax_losses.py and similarity_losses.py (the formulas).
 """
 
 import math
@@ -37,7 +38,7 @@ from .row_fields import (
     place,
     up,
 )
-from .row_loss import MASS, ONE, PAIR, SIGMOIDS
+from .row_loss import CIRCLE, MASS, MULTI_SIMILARITY, ONE, PAIR, SIGMOIDS
 from .row_products import block_logits, clear, query_gradients
 from .row_vectors import accumulate, classify, combine, exponentiate, largest, scale
 
@@ -214,6 +215,65 @@ def some_positives(p: int, s: int, row: int, above: int) -> float:
 
 
 @compiled
+def hide_sides(p: int, below: int, above: int, row: int) -> None:
+    """Set logits of pairs that are no negatives, or no positives, to -inf."""
+    n = read_integer(p, N)
+    hide_labels(p, below, row, True)
+    hide_labels(p, above, row, False)
+    itself = itself_of(p, row)
+    if itself >= 0:
+        put(above, itself, -INF)
+    for j in range(n, up(n, WIDTH)):
+        put(below, j, -INF)
+        put(above, j, -INF)
+
+
+@compiled
+def multi_similarity(p: int, s: int, row: int, above: int) -> float:
+    """softplus(A + a base) / a + softplus(N - b base) / b; the row becomes its slope."""
+    count, settings = up(read_integer(p, N), WIDTH) // WIDTH, read_integer(p, SETTINGS)
+    coefficient, weight = read_double(settings, 0), read_double(settings, 0) * read_double(settings, 1)
+    alpha, beta, base = read_double(settings, 3), read_double(settings, 4), read_double(settings, 5)
+    move(above, s, count * WIDTH)
+    scale(above, count, -alpha)
+    scale(s, count, beta)
+    hide_sides(p, s, above, row)
+    _, above_total, A = log_sum(above, count, 0.0)
+    _, below_total, negatives = log_sum(s, count, 0.0)
+    A, negatives = A + alpha * base, negatives - beta * base
+    scale(s, count, weight * sigmoid(negatives) / max(below_total, TINY))
+    accumulate(s, above, count, -weight * sigmoid(A) / max(above_total, TINY))
+    return coefficient * (softplus(A) / alpha + softplus(negatives) / beta)
+
+
+@compiled
+def circle(p: int, s: int, row: int, above: int, similarity: int) -> float:
+    """softplus(A + N), whose logits are similarities times weights; the row becomes its slope."""
+    n, settings = read_integer(p, N), read_integer(p, SETTINGS)
+    count = up(n, WIDTH) // WIDTH
+    coefficient, weight = read_double(settings, 0), read_double(settings, 0) * read_double(settings, 1)
+    r, over = numpy.float32(read_double(settings, 3)), numpy.float32(read_double(settings, 4))
+    zero, one = numpy.float32(0.0), numpy.float32(1.0)
+    move(similarity, s, count * WIDTH)
+    for j in range(n):
+        x = read(similarity, j)
+        put(above, j, -over * max(one + r - x, zero) * (x - (one - r)))
+        put(s, j, over * max(x + r, zero) * (x - r))
+    hide_sides(p, s, above, row)
+    _, above_total, A = log_sum(above, count, 0.0)
+    _, below_total, negatives = log_sum(s, count, 0.0)
+    behind = A + negatives  # -inf without positives or without negatives
+    share = weight * sigmoid(behind)
+    of_positives = numpy.float32(-share / max(above_total, TINY)) * over
+    of_negatives = numpy.float32(share / max(below_total, TINY)) * over
+    for j in range(n):
+        x = read(similarity, j)
+        slope = read(above, j) * of_positives * max(one + r - x, zero)
+        put(s, j, slope + read(s, j) * of_negatives * max(x + r, zero))
+    return coefficient * softplus(behind)
+
+
+@compiled
 def rows_of_block(p: int, first: int, last: int, scratch: int) -> None:
     """Losses, slopes and gradients of a block of rows."""
     block_logits(p, first, last)
@@ -226,6 +286,10 @@ def rows_of_block(p: int, first: int, last: int, scratch: int) -> None:
             loss = one_positive(p, s, start + i)
         elif kind == SIGMOIDS:
             loss = sigmoids(p, s, start + i)
+        elif kind == MULTI_SIMILARITY:
+            loss = multi_similarity(p, s, start + i, scratch)
+        elif kind == CIRCLE:
+            loss = circle(p, s, start + i, scratch, scratch + slope_row * BYTES)
         else:
             loss = some_positives(p, s, start + i, scratch)
         put(losses, start + i, numpy.float32(loss))

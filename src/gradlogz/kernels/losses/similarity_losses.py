@@ -13,7 +13,7 @@ from typing import Any
 
 from ..._typing import Bool, Float, Tensor
 from ...special import log_domain
-from .row_loss import RowLoss
+from .row_loss import CIRCLE, MULTI_SIMILARITY, Problem, RowLoss
 from .softmax_losses import EVERY_KEY, EVERY_ROW, exponentials, softplus
 from .visible_pairs import VisiblePairs
 
@@ -25,6 +25,14 @@ class _TwoSides(RowLoss):
 
     def __init__(self, m: int, positives: VisiblePairs, negatives: VisiblePairs, rows: Any = EVERY_ROW) -> None:
         self.m, self.sides, self.rows = m, (positives, negatives), rows
+
+    def _problem(self, kind: int, constants: tuple[float, ...]) -> Problem | None:
+        """The loss of positives and negatives by label; None for pairs of a miner."""
+        positives, _ = self.sides
+        if positives.labels is None:
+            return None
+        itself, without = positives.excluded, not positives.itself
+        return Problem(kind, None, positives.labels, None, itself, without, centred=False, constants=constants)
 
     def _hidden(self, s: Tensor) -> tuple[Bool[Tensor, "r n"], ...]:
         """Where pairs are not positives, and where they are not negatives: both sides have labels or a mask."""
@@ -54,6 +62,9 @@ class MultiSimilarity(_TwoSides):
 
     def at(self, rows: Any) -> "MultiSimilarity":
         return type(self)(self.m, *self.sides, self.settings, rows)
+
+    def problem(self) -> Problem | None:
+        return self._problem(MULTI_SIMILARITY, self.settings)
 
     def value(self, s: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
         alpha, beta, base = self.settings
@@ -88,6 +99,9 @@ class Circle(_TwoSides):
 
     def at(self, rows: Any) -> "Circle":
         return type(self)(self.m, *self.sides, self.settings, rows)
+
+    def problem(self) -> Problem | None:
+        return self._problem(CIRCLE, self.settings)
 
     def _weights(self, s: Float[Tensor, "r n"]) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]]:
         """Slopes of the logits of positives and negatives."""

@@ -23,7 +23,7 @@ from ..._typing import Float, Tensor
 from ..attention.launching import Kernel, current_stream, on_its_device
 from .float32_products import add_product
 from .logit_tiles import finish_lines, join_columns, tile_slopes, tile_statistics
-from .row_loss import CLIP, MASS, MEAN, ONE, PAIR, SIGMOIDS, Problem, RowLoss
+from .row_loss import CLIP, MASS, MEAN, ONE, SIGMOIDS, Problem, RowLoss
 from .softmax_losses import BothDirections, OnePositive, Sigmoids, SomePositives
 from .visible_pairs import VisiblePairs
 
@@ -114,7 +114,7 @@ def form_of(problem: Problem, biased: bool) -> LossForm:
 
 def serves(problem: Problem, biased: bool, device: torch.device) -> bool:
     """True if there are kernels for a loss, and they are right."""
-    return problem.kind != PAIR and is_right(form_of(problem, biased), device)
+    return problem.kind in TILINGS and is_right(form_of(problem, biased), device)
 
 
 @on_its_device
@@ -152,10 +152,11 @@ def sum_and_gradients(
     kernels = _kernels(form, edge, tiling, remembered)
 
     everything = query.new_empty(8 if both else 5, m)  # of rows, then of columns
-    results, columns = everything[:5], everything[5:] if both else None
+    results, columns = (everything[:5], everything[5:]) if both else (everything, None)
     parts = query.new_empty(6 if several else 2, along, lines)
     of_columns = query.new_empty(2, 1 + down, n) if both else None
-    slopes = q.new_empty(lines, width)[:, :n] if any(wanted) or kind == SIGMOIDS else None
+    slopes = q.new_empty(lines, width) if any(wanted) or kind == SIGMOIDS else None
+    slopes = slopes if slopes is None or n == width else slopes[:, :n]
     dq = query.new_empty(m, q.shape[1]) if wanted[0] else None
     dk = query.new_empty(n, q.shape[1]) if wanted[1] else None
     dbias = query.new_zeros(n) if bias is not None and wanted[2] else None
@@ -174,13 +175,13 @@ def sum_and_gradients(
         sizes = first, lines, m, n, q.shape[1], factor, coefficient
         pointers = results, columns, parts, *pairs
         kernels.slopes.launch(down * along, stream, (q, k, slopes), pointers, sizes)
-        rows = slice(first, min(m, first + lines))
-        W = slopes[: rows.stop - first]
+        rows, every = slice(first, min(m, first + lines)), lines == m  # a slice of all rows would cost the host time
+        W = slopes if every else slopes[: rows.stop - first]
         scale = coefficient * factor
         if dq is not None:
-            add_product(dq[rows], W, k, beta=0.0, scale=scale)
+            add_product(dq if every else dq[rows], W, k, beta=0.0, scale=scale)
         if dk is not None:
-            add_product(dk, W.mT, q[rows], beta=float(first > 0), scale=scale)
+            add_product(dk, W.mT, q if every else q[rows], beta=float(first > 0), scale=scale)
         if dbias is not None:
             dbias.add_(W.sum(0, dtype=torch.float32), alpha=coefficient)
 
@@ -196,7 +197,7 @@ def sum_and_gradients(
         if slopes is not None:
             gradients(first, slopes)
         if kind == SIGMOIDS:
-            losses.append(parts[0, :, : m - first].sum())
+            losses.append((parts[0] if lines <= m - first else parts[0, :, : m - first]).sum())
     if kind != SIGMOIDS:
         losses.append(everything[::5].sum())
     total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()

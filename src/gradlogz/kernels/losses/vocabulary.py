@@ -27,6 +27,8 @@ from .softmax_losses import softplus
 
 # A block has at least so many tokens, since each block reads all weights.
 TOKENS = 128
+# A logit so far below the largest one has no mass: its exponential is 0 in float64 too.
+NO_MASS = -1e4
 
 
 class Head(NamedTuple):
@@ -82,7 +84,7 @@ def evaluate(
         for everything, part in zip(result, block.tokens, strict=True):
             everything[rows] = part
         if gradients:
-            slope = _loss_slope(block, coefficients[rows], head)
+            slope = _loss_slope(block, block.p, coefficients[rows], head)
             _add(zeros, rows, hidden, weight, bias, _uncapped(block, slope, head))
     return result, _reduced(zeros, head)
 
@@ -101,7 +103,7 @@ def pull_back(
     for rows in _blocks(hidden, weight):
         block = _block(hidden[rows], weight, bias, labels[rows], head)
         loss, log_normalizer, entropy = (None if c is None else c[rows] for c in cotangents)
-        slope = torch.zeros_like(block.p) if loss is None else _loss_slope(block, loss, head)
+        slope = torch.zeros_like(block.p) if loss is None else _loss_slope(block, block.p.clone(), loss, head)
         if log_normalizer is not None:
             slope += block.p * log_normalizer.unsqueeze(-1)
         if entropy is not None:
@@ -129,12 +131,15 @@ def _block(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, 
     label = local.clamp(0, max(0, weight.shape[0] - 1)).unsqueeze(-1)
     s_label = s.gather(1, label).squeeze(1).masked_fill(~here, 0.0)
     total_logit = s.sum(-1) if head.smoothing else None
-    others = s.scatter(1, label, s.gather(1, label).masked_fill(here.unsqueeze(-1), -torch.inf))
+    without = s.gather(1, label).masked_fill(here.unsqueeze(-1), -torch.inf)
+    # Logits are read again where the slope of a soft cap is computed.
+    others = s.scatter_(1, label, without) if head.softcap is None else s.scatter(1, label, without)
     top = others.amax(-1)
     top = _over_processes(top, head, distributed.ReduceOp.MAX if head.divided else None)
     top = top.masked_fill(top == -torch.inf, 0.0)
-    p = others.sub_(top.unsqueeze(-1)).exp_()
-    sums = [p.sum(-1), torch.special.entr(p).sum(-1), s_label]  # entr(p) = -p log p, 0 for a word without mass
+    below = others.sub_(top.unsqueeze(-1)).clamp_(min=NO_MASS)
+    p = below.exp()
+    sums = [p.sum(-1), -below.mul_(p).sum(-1), s_label]  # -sum p log p, 0 for a word without mass
     if total_logit is not None:
         sums.append(total_logit)
     sums = list(_over_processes(torch.stack(sums), head, distributed.ReduceOp.SUM if head.divided else None))
@@ -156,10 +161,10 @@ def _block(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, 
     return _Block(s, p, label, here, share, Tokens(loss, G, H))
 
 
-def _loss_slope(block: _Block, coefficients: Tensor, head: Head) -> Tensor:
-    """Coefficient times the derivative of the loss in the logits."""
+def _loss_slope(block: _Block, p: Tensor, coefficients: Tensor, head: Head) -> Tensor:
+    """Coefficient times the derivative of the loss in the logits, which overwrites the softmax `p`."""
     factor = coefficients * (1 + 2 * head.z_loss * block.tokens.log_normalizer) if head.z_loss else coefficients
-    slope = block.p * factor.unsqueeze(-1)
+    slope = p.mul_(factor.unsqueeze(-1))
     # p_y - 1 = -(probability of the other words), which keeps its digits
     smoothing = head.smoothing
     at_label = coefficients * (smoothing * (1 - block.share) - (1 - smoothing) * block.share)
