@@ -21,7 +21,7 @@ KERNELS = {
 # Sections whose numbers are older than their kernels or missing, and the words with which the documentation says so.
 OLDER = {
     "masks": "These numbers were measured with an earlier version of the kernels",
-    "packed": "Packed documents have not been measured with the present kernels where the table is empty",
+    "packed": "Packed documents have not been measured on a GPU with the present kernels",
 }
 
 

@@ -5,6 +5,7 @@ import socket
 import pytest
 import torch
 
+import gradlogz
 from support.parallel_models import model, parallel_rank, quiet_monitor, step_of, train
 
 KINDS = ["heads", "stage", "schedule"]
@@ -61,6 +62,21 @@ def test_split_by_layers_the_rows_are_those_of_the_local_layers(ranks, records, 
 def test_the_joined_rows_of_stages_are_those_of_the_whole_model(ranks, records):
     for results in ranks:
         same(sorted(results["joined"][2], key=lambda r: r["layer"]), records)
+
+
+@pytest.mark.parametrize("kind", ["heads", "stage", "joined"])
+def test_qk_clip_scales_each_part_by_its_own_logits(ranks, kind):
+    """The parameters are those of the clipped whole model: no process uses the logits of other heads or layers."""
+    undivided = model()
+    with quiet_monitor(undivided) as m:
+        train(undivided.parameters(), step_of(undivided))
+    factors = gradlogz.attention.qk_clip(undivided, m.row(), 1e-3)
+    assert len({gamma.item() for each in factors.values() for gamma in each}) == 8
+    whole = dict(undivided.named_parameters())
+    for rank, results in enumerate(ranks):
+        part = results["clipped"][kind]
+        assert part.keys() == {name for name in whole if kind == "heads" or name.startswith(f"{rank}.")}
+        assert all((whole[name] - p).abs().max() < 1e-12 for name, p in part.items())
 
 
 def test_heads_of_different_processes_are_not_joined(ranks):

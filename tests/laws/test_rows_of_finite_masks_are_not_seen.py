@@ -33,6 +33,37 @@ def test_a_z_loss_of_seen_rows_is_finite(hidden, dtype, statistics):
         torch.testing.assert_close(actual.grad, gradient)
 
 
+FIELDS = ("output", "log_normalizer", "entropy", "mean_logit", "logit_variance", "max_logit")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hidden", MASKS[:-1])
+@pytest.mark.parametrize("sinks", [None, 0.5])
+def test_every_derivative_of_seen_rows_is_that_of_hidden_keys(hidden, dtype, sinks):
+    """Forward mode, forward over reverse, and twice reverse: no square of a hidden logit may overflow."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, *toward = (torch.randn(2, 3, 7, 4, generator=generator, dtype=dtype) for _ in range(6))
+    per_head = None if sinks is None else torch.full((3,), sinks, dtype=dtype)
+
+    def results(hidden):
+        def loss(q, k, v, which):
+            a = attend(q, k, v, attn_mask=left_padded(hidden, dtype), sinks=per_head)
+            seen = [getattr(a, name)[:, :, 3:] for name in which]
+            return sum(t.square().sum() + t.sum() for t in seen)
+
+        for name in FIELDS:
+            at = [t.clone().requires_grad_() for t in (q, k, v)]
+            grads = torch.autograd.grad(loss(*at, (name,)), at, create_graph=True, materialize_grads=True)
+            yield torch.func.jvp(lambda *x, name=name: loss(*x, (name,)), (q, k, v), tuple(toward))[1]
+            gradient = torch.func.grad(lambda *x, name=name: loss(*x, (name,)))
+            yield torch.func.jvp(gradient, (q, k, v), tuple(toward))[1]
+            yield from torch.autograd.grad(sum(g.square().sum() for g in grads), at, materialize_grads=True)
+
+    for found, expected in zip(results(hidden), results(-torch.inf), strict=True):
+        close = {torch.float32: 1e-4, torch.float64: 1e-12}[dtype] * (1 + float(expected.abs().max()))
+        torch.testing.assert_close(found, expected, rtol=0, atol=close)
+
+
 def test_a_row_of_not_a_number_is_seen():
     q = torch.full((1, 1, 2, 16), torch.nan)
     assert attend(q, q, q).seen.all(), "its loss must be NaN, not absent"

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 
 import gradlogz
-from gradlogz.attention import Thresholds
+from gradlogz.attention import Thresholds, qk_clip
 
 SIZE, HEADS, TOKENS, STEPS = 8, 4, 6, 3
 
@@ -126,6 +126,23 @@ def trained(kind, rank, *, monitored, group="local"):
     return losses, [p.detach().clone() for p in local], records
 
 
+def clipped(kind, rank):
+    """Parameters of this process after qk_clip, with the largest logits of its own heads or layers."""
+    part = split_by_heads() if kind == "heads" else nn.Sequential(OrderedDict({str(rank): model()[rank]}))
+    group = None if kind == "joined" else "local"
+    with quiet_monitor(part, group) as m:
+        train(part.parameters(), step_of(part) if kind == "heads" else step_of_stage(part, rank))
+    row, tau = m.row(), 1e-3
+    if kind == "heads":  # every process has the parameters of all heads as DTensors
+        own = {name: heads.max_logit.greatest for name, heads in row.layers.items()}
+        whole = {name: [torch.empty_like(largest) for _ in range(2)] for name, largest in own.items()}
+        for name, parts in whole.items():
+            dist.all_gather(parts, own[name])
+        row = {name: torch.cat(parts) for name, parts in whole.items()}
+    qk_clip(part, row, tau, group=group)
+    return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for n, p in part.named_parameters()}
+
+
 def refusal():
     try:
         trained("heads", 0, monitored=True, group=None)
@@ -142,6 +159,7 @@ def parallel_rank(rank, port, folder):
     results = {kind: [trained(kind, rank, monitored=monitored) for monitored in (False, True)] for kind in kinds}
     results["joined"] = trained("stage", rank, monitored=True, group=None)
     results["refusal"] = refusal()
+    results["clipped"] = {kind: clipped(kind, rank) for kind in ("heads", "stage", "joined")}
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -34,42 +34,57 @@ def with_compiled_blocks(model):
 
 
 def sharded(model):
-    for part in (*model.blocks, model):
+    inner = getattr(model, "_orig_mod", model)
+    for part in (*inner.blocks, inner):
         fully_shard(part)
     return model
 
 
-# Functions that are applied to the model in turn, and whether the monitor gets the result or the model itself. A model
-# that is compiled elsewhere shows no calls: there only the training is compared.
+# Functions that are applied to the model in turn, and whether the monitor gets the result, the model itself, or the
+# model before they are applied. A model that is compiled elsewhere shows no calls: there only the training is compared.
 ORDERS = {
-    "DDP, then compiled": ([ddp, compiled], True),
-    "compiled, then DDP": ([compiled, ddp], True),
-    "compiled in place, then DDP": ([compiled_in_place, ddp], True),
-    "compiled blocks, then DDP": ([with_compiled_blocks, ddp], True),
-    "sharded, then compiled": ([sharded, compiled], True),
-    "sharded, then compiled in place": ([sharded, compiled_in_place], True),
-    "compiled blocks, then sharded": ([with_compiled_blocks, sharded], True),
-    "DDP, then compiled; the model is monitored": ([ddp, compiled], False),
-    "compiled, then DDP; the model is monitored": ([compiled, ddp], False),
-    "sharded, then compiled; the model is monitored": ([sharded, compiled], False),
+    "DDP, then compiled": ([ddp, compiled], "result"),
+    "compiled, then DDP": ([compiled, ddp], "result"),
+    "compiled in place, then DDP": ([compiled_in_place, ddp], "result"),
+    "compiled blocks, then DDP": ([with_compiled_blocks, ddp], "result"),
+    "sharded, then compiled": ([sharded, compiled], "result"),
+    "compiled, then sharded": ([compiled, sharded], "result"),
+    "sharded, then compiled in place": ([sharded, compiled_in_place], "result"),
+    "compiled blocks, then sharded": ([with_compiled_blocks, sharded], "result"),
+    "DDP, then compiled; the model is monitored": ([ddp, compiled], "model"),
+    "compiled, then DDP; the model is monitored": ([compiled, ddp], "model"),
+    "sharded, then compiled; the model is monitored": ([sharded, compiled], "model"),
+    "monitored, then DDP": ([ddp], "model before"),
+    "monitored, then sharded": ([sharded], "model before"),
+    "monitored, then compiled, then DDP": ([compiled, ddp], "model before"),
+    "monitored, then sharded, then compiled": ([sharded, compiled], "model before"),
 }
 
 
 def trained(order, rank, monitored):
-    """Losses, weights and numbers of rows of three steps; the monitor begins after the first."""
+    """Losses, weights and numbers of rows of three steps; the monitor begins after the first, or before wrapping."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    wrappers, of_result = ORDERS[order]
+    wrappers, subject = ORDERS[order]
     model = call = GPT(dropout=0.1)
-    for wrap in wrappers:
-        call = wrap(call)
-    inputs = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)]
-    torch.manual_seed(rank)
-    losses = train(model, inputs[:1], call=call)
-    context = gradlogz.monitor(call if of_result else model, every=1, thresholds=QUIET, strict=of_result)
-    with context if monitored else contextlib.nullcontext() as m:
-        losses += train(model, inputs[1:], call=call)
-    rows = [heads.rows for heads in m.row().layers.values()] if monitored and of_result else None
+    inputs, losses = [ids[2 * rank : 2 * rank + 2] for ids in batches(3, size=4)], []
+    with contextlib.ExitStack() as context:
+
+        def monitor(part):
+            strict = subject == "result"
+            options = {"every": 1, "thresholds": QUIET, "strict": strict}
+            return context.enter_context(gradlogz.monitor(part, **options)) if monitored else None
+
+        m = monitor(model) if subject == "model before" else None
+        for wrap in wrappers:
+            call = wrap(call)
+        torch.manual_seed(rank)
+        if subject != "model before":
+            losses = train(model, inputs[:1], call=call)
+            m = monitor(call if subject == "result" else model)
+        losses += train(model, inputs[len(losses) :], call=call)
+    shows_calls = monitored and (subject == "result" or compiled not in wrappers)
+    rows = [heads.rows for heads in m.row().layers.values()] if shows_calls else None
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return losses, [p.tolist() for p in weights], torch.get_rng_state().tolist(), rows
 

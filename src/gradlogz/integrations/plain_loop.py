@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .._errors import InputValueError
+from ..attention.in_models.monitoring import has_parameters_of
 from .actions import TrainingRun, save_checkpoint
 from .session import MonitorOptions, Session
 
@@ -47,7 +48,6 @@ class LoopMonitor(TrainingRun):
         self._model, self._log, self._save, self._scheduler = model, log, save, scheduler
         if save_checkpoint in options.get("actions", ()):
             self._saver()
-        self._parameters = {id(p) for p in model.parameters()}
         self._session = Session(self, **options)
         self._optimizers: list[Optimizer] = []
 
@@ -62,9 +62,9 @@ class LoopMonitor(TrainingRun):
         self._session.end()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
-            return  # of another model
         if not any(optimizer is known for known in self._optimizers):
+            if not has_parameters_of(self._model, optimizer):
+                return
             self._optimizers.append(optimizer)
         self._session.finish_step()
 

@@ -78,7 +78,7 @@ class Session:
         for row in rows:
             scalars = row.scalars()
             if self._tau is not None:
-                factors = qk_clip(self._model, row, self._tau)
+                factors = qk_clip(self._model, row, self._tau, group=self._options.get("group"))
                 scalars["attention/clipped_heads"] = float(sum((gamma < 1).sum() for gamma in factors.values()))
             self._write(row, scalars)
         for alert in alerts:

@@ -47,7 +47,7 @@ def qk_clip(
         projections: names of the query and key projections in each layer, or of one projection with rows [q; k; v];
             by default the names in models of Hugging Face, torch and this package.
         group: process group over whose ranks the largest logits are taken, in one reduction that all of them must
-            call; by default all processes.
+            call: the processes with the same layers and heads. By default all processes; "local": no others.
 
     Returns:
         gamma of each layer, [h], 1 for heads that were not clipped.
@@ -60,17 +60,21 @@ def qk_clip(
     if not tau > 0.0:
         raise InputValueError("qk_clip", "tau", f"tau must be positive, got {tau}", "Kimi K2 has 100.")
     modules, largest = _modules(model), _largest(statistics)
+    distributed = dist.is_available() and dist.is_initialized()
+    joined = distributed and isinstance(statistics, MonitorRow) and not modules.keys().isdisjoint(largest)
     unknown = next((layer for layer in largest if layer not in modules), None)
-    if unknown is not None:
+    if unknown is not None and not joined:  # joined rows have the layers of all stages of a pipeline
         problem = f"statistics must have the names of layers of the model, got {unknown!r}"
         raise InputValueError("qk_clip", "statistics", problem, "Pass the model that was monitored or observed.")
-    if dist.is_available() and dist.is_initialized() and largest:
+    if distributed and group != "local" and largest:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         packed = torch.cat([each.to(device, torch.float64) for each in largest.values()])
         dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)
         largest = dict(zip(largest, packed.split([len(each) for each in largest.values()]), strict=True))
     factors, parts = {}, []
     for layer, maximum in largest.items():
+        if layer not in modules:
+            continue
         gamma = torch.where((maximum > tau) & maximum.isfinite(), tau / maximum, torch.ones_like(maximum))
         factors[layer], scaled = scalings(layer, modules[layer], gamma, projections)
         parts += scaled

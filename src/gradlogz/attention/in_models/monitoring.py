@@ -75,7 +75,6 @@ class Monitor(Receiver):
         self._writer = None if writer is None else RowWriter(writer)
         self._history = AlertHistory(thresholds, on_alert)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._parameters = {id(p) for p in model.parameters()}
         self._optimizer: ref[Optimizer] | None = None
         self._missed: tuple[str, ...] = ()
         self._without_softmax: dict[str, str] = {}
@@ -228,7 +227,7 @@ class Monitor(Receiver):
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """End a step after the first optimizer that holds parameters of the model."""
         leader = None if self._optimizer is None else self._optimizer()
-        if leader is None and any(id(p) in self._parameters for g in optimizer.param_groups for p in g["params"]):
+        if leader is None and has_parameters_of(self._inner, optimizer):
             self._optimizer, leader = ref(optimizer), optimizer
         if optimizer is leader:
             self.step()
@@ -320,6 +319,12 @@ def monitor(
     finally:
         hook.remove()
         m._uninstall()
+
+
+def has_parameters_of(model: nn.Module, optimizer: Optimizer) -> bool:
+    """Return whether an optimizer holds parameters that the model has now: `fully_shard` replaces them."""
+    parameters = {id(p) for p in model.parameters()}
+    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 
 
 def _split_by_heads(model: nn.Module, layers: str) -> bool:

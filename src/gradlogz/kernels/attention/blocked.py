@@ -14,14 +14,12 @@ import torch
 
 from ..._typing import Float, Int, Tensor
 from .dropout import Dropout
-from .reference import Gradients, Statistics, statistics
+from .reference import FAR_BELOW, Gradients, Statistics, statistics
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, visible
 
 # Logits per block. On a CPU the buffer should stay in the cache; on a GPU it must occupy the device.
 LOGITS_ON_CPU = 1 << 20
 LOGITS_ELSEWHERE = 1 << 26
-# exp(FAR_BELOW) is 0 even in float64, and its product with 0 is 0, while -inf times 0 is NaN.
-FAR_BELOW = -1000.0
 # Fewer rows per block would read the keys too often.
 ROWS = 128
 

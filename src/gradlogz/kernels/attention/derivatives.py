@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ..._typing import Float, Tensor
 from .blocked import logits_at_once
 from .dropout import Dropout
-from .reference import Gradients, Statistics, statistics
+from .reference import Gradients, Statistics, statistics, weights
 from .scoring import Block, Scoring, Sight, blocks, cut, grouped, logits, visible
 
 Operands = tuple[Tensor, ...]  # the differentiable tensors: query, key, value and, if there is one, bias
@@ -140,8 +140,6 @@ class _Step(NamedTuple):
         dtype, wide = operands[0].dtype, torch.promote_types(operands[0].dtype, torch.float32)
         q, k, v, *bias = (t.to(wide) for t in operands)
         dq, dk, dv, *dbias = (t.to(wide) for t in tangents)
-        _, G, H, V, _ = self.statistics(q, k, v, *bias)
-        dead = (G == -torch.inf).unsqueeze(-1)
         s = logits(q, k, bias[0] if bias else None, self.visible_keys, self.scoring)
         hidden, heads = s == -torch.inf, k.shape[1]
         u = (grouped(dq, heads) @ k.mT + grouped(q, heads) @ dk.mT).view(s.shape) * self.scoring.scale
@@ -149,9 +147,8 @@ class _Step(NamedTuple):
             product = logits(q, k, None, None, self.scoring._replace(softcap=None))
             u = u * (1 - (product / self.scoring.softcap).tanh().square())
         ds = (u + dbias[0] if dbias else u).masked_fill(hidden, 0.0)
-        p = (s - G.unsqueeze(-1).masked_fill(dead, 0.0)).exp()
-        y = (s - (G - H).unsqueeze(-1).masked_fill(dead, 0.0)).masked_fill(hidden, 0.0)
-        dG = (p * ds).sum(-1)
+        p, y = weights(s)
+        dG, V = (p * ds).sum(-1), (p * y.square()).sum(-1)
         used, change = p, p * (ds - dG.unsqueeze(-1))
         if self.factors is not None:
             used, change = used * self.factors, change * self.factors

@@ -23,6 +23,8 @@ from .scoring import grouped
 
 # Numbers in the centred points of one block of queries: 2^24 are 128 MiB in float64.
 BLOCK = 1 << 24
+# exp(FAR_BELOW) is 0 even in float64, and its product with 0 is 0, while -inf times 0 is NaN.
+FAR_BELOW = -1000.0
 
 
 class Statistics(NamedTuple):
@@ -58,18 +60,13 @@ def statistics(
 ) -> Statistics:
     """Statistics of every row of logits, differentiable to any order; `factors` are those of dropout."""
     b, h, m, n = s.shape
-    if n == 0:  # amax of an empty row is an error
+    if n == 0:
         zero = s.sum(-1)
         output = zero.unsqueeze(-1) * value.sum(-2).repeat_interleave(h // value.shape[1], 1).unsqueeze(-2)
         return Statistics(output, zero - torch.inf, zero, zero, zero - torch.inf)
-    alive = has_mass(s)
-    top = s.amax(-1)
-    below = s.masked_fill(~alive, 0.0)
-    below = below - below.detach().amax(-1, keepdim=True)
-    mass = below.exp() * alive
-    total = mass.sum(-1, keepdim=True) + (~alive).to(s.dtype)
+    alive, top = has_mass(s), s.amax(-1)
+    below, mass, total = _masses(s, alive)
     p = mass / total
-    below = below.masked_fill(below == -torch.inf, 0.0)
     mean_below = (p * below).sum(-1, keepdim=True)
     output = (grouped(p if factors is None else p * factors, value.shape[1]) @ value).reshape(b, h, m, value.shape[-1])
     log_total = total.log().squeeze(-1)
@@ -80,6 +77,29 @@ def statistics(
         (p * (below - mean_below).square()).sum(-1),
         top,
     )
+
+
+def weights(s: Float[Tensor, "*b m n"]) -> tuple[Float[Tensor, "*b m n"], Float[Tensor, "*b m n"]]:
+    """Attention weights p, and logits less their mean in the row, which mean nothing where p = 0.
+
+    The weights sum to one however large the logits, as exp(s - G) does not.
+    """
+    if s.shape[-1] == 0:  # amax of an empty row is an error
+        return s, s
+    below, mass, total = _masses(s, has_mass(s))
+    p = mass / total
+    return p, below - (p * below).sum(-1, keepdim=True)
+
+
+def _masses(s: Tensor, alive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits less the largest of their row, their exponentials, and the sums of these, 1 in a row without mass.
+
+    A logit without mass becomes 0: models hide keys by numbers as low as -3e38, whose squares overflow.
+    """
+    below = s.masked_fill(~alive, 0.0)
+    below = below - below.detach().amax(-1, keepdim=True)
+    mass = below.exp() * alive
+    return below.masked_fill(below < FAR_BELOW, 0.0), mass, mass.sum(-1, keepdim=True) + (~alive).to(s.dtype)
 
 
 def logits(

@@ -1,4 +1,4 @@
-"""The backward pass computes exp(logit - log normaliser) again: these weights sum to one, however large the logits.
+"""Derivatives compute the weights exp(logit - log normaliser) again: they sum to one, however large the logits.
 
 A logit of 1e7 is rounded to about 1 in float32, and so is the log normaliser. The weights sum to one only if the logits
 are rounded alike, though one kernel may compute few queries forward, another one backward, and if the sum of masses is
@@ -47,6 +47,16 @@ def test_the_weights_sum_to_one_and_gradients_are_finite(m, n, name, compiled, m
             total = total + a.entropy.sum() + a.output.sum() + a.max_logit.sum() / size
         for gradient in torch.autograd.grad(total, (q, k)):
             assert gradient.isfinite().all(), size
+
+
+@pytest.mark.parametrize("size", [*SIZES, "finite mask"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_weights_of_forward_mode_sum_to_one(size, dtype):
+    """The tangent of the output is a mean of those of the values, also in a row that a finite mask hides."""
+    q, k, v = (t.detach() for t in operands(5, 90, 1.0 if size == "finite mask" else size, dtype))
+    mask = torch.full((5, 90), torch.finfo(dtype).min if size == "finite mask" else 0.0, dtype=dtype)
+    _, tangent = torch.func.jvp(lambda v: attend(q, k, v, attn_mask=mask).output, (v,), (torch.ones_like(v),))
+    assert (tangent - 1).abs().max() < 1e-5
 
 
 def planted(m, n, exponent):
