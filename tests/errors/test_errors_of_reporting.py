@@ -8,7 +8,9 @@ from pathlib import Path
 from unittest import mock
 
 from gradlogz import compare, report
+from gradlogz.commands import report as report_command
 from gradlogz.probing import Finding, Findings
+from gradlogz.probing.runs.run_folder import Run, write_run
 from gradlogz.reporting.citations import parse
 from support.error_form import each_of, refused
 
@@ -41,7 +43,15 @@ def without_plotly():
         ONE.plot("entropy")
 
 
+def with_a_link_for_a_page():
+    run = write_run(HERE / "linked", Run({"name": "a"}, {}, 0, "gradlogz probe a", {}, {}, ONE))
+    (run / "report.html").unlink(missing_ok=True)
+    (run / "report.html").symlink_to(HERE / "elsewhere.html")
+    report_command.command(str(run))
+
+
 ERRORS = [
+    (ValueError, "report: --out", "link", with_a_link_for_a_page),
     (
         ValueError,
         "report: path",

@@ -37,6 +37,12 @@ def without(name, call):
     return refuse
 
 
+def without_memory():
+    """A call in which the trial of a parquet file succeeds, and reading it does not."""
+    with mock.patch("gradlogz.tracking.columns.read_parquet", side_effect=MemoryError):
+        track(given("", "d.parquet"))
+
+
 def levels_in(text, **options):
     """A call that reads noise levels from a file with this text."""
     return lambda: track(SMALL, levels=given(text, "levels.json"), **options)
@@ -152,6 +158,7 @@ ERRORS = [
         "parquet",
         lambda: track(given("time,x,y\n", "d.parquet")),
     ),
+    (ValueError, "track: detections", "parquet", without_memory),
     (
         ImportError,
         "track: polars",

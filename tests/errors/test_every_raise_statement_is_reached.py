@@ -13,6 +13,8 @@ from support.error_form import PACKAGE, refused
 CHAPTERS = ["commands", "_errors.py", "_output_files.py", "_paths.py", "special", "kernels", "measures"]
 CHAPTERS += ["attention", "dynamics", "filters", "contrastive", "simulation", "tracking", "reporting", "probing"]
 CHAPTERS += ["integrations"]
+# The fault of another process, not of an argument: tests/faults/test_errors_of_one_process_are_raised_in_all.py
+OF_PROCESSES = {"OtherProcessError"}
 
 
 def sources():
@@ -27,9 +29,10 @@ def raise_statements():
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
             raised = getattr(getattr(node, "exc", None), "func", getattr(node, "exc", None))
-            private = isinstance(node, ast.Raise) and isinstance(raised, ast.Name) and raised.id.startswith("_")
+            other = isinstance(raised, ast.Name) and (raised.id.startswith("_") or raised.id in OF_PROCESSES)
             # A private signal is no error, and an error that is raised again is another statement's.
-            if isinstance(node, ast.Raise) and node.exc is not None and not private:
+            again = isinstance(node, ast.Raise) and (node.exc is None or isinstance(node.exc, ast.Attribute))
+            if isinstance(node, ast.Raise) and not other and not again:
                 yield (path.relative_to(PACKAGE).as_posix(), node.lineno, node.end_lineno), node
 
 

@@ -23,6 +23,7 @@ from gradlogz.probing.corpus.readers import corpus_of
 from gradlogz.probing.inside.loading import load
 from gradlogz.probing.measurement_file import STATISTICS, read_measurement, write_measurement
 from gradlogz.probing.prediction_files import selected
+from gradlogz.probing.runs.records import Token
 from gradlogz.probing.runs.run_folder import read_run, write_run
 from support.engine_work import kill_when_it_writes
 from support.saved_models import gpt2, save, save_text
@@ -160,6 +161,15 @@ def test_what_is_read_is_judged_as_what_was_written(measured, tmp_path):
     assert repr(one.claims) == repr(other.claims)
     assert one.replicates.keys() == other.replicates.keys()
     assert all(torch.equal(one.replicates[k].values, other.replicates[k].values) for k in one.replicates)
+
+
+@pytest.mark.parametrize("field", Token._fields)
+def test_tokens_with_fields_of_other_types_are_damage(measured, tmp_path, field):
+    written, predictions = measured
+    token = Token("model", "logit", "0.attention", 0, None, 1.0, "a.txt:1", 3, "word")
+    for tokens, readable in (([token], True), ([token._replace(**{field: ["crafted"]})], False)):
+        assert write_measurement(tmp_path, written._replace(tokens=tokens), {}) == ""
+        assert (read_measurement(tmp_path, {}, predictions) is not None) is readable
 
 
 def tensors_in(state, path=()):

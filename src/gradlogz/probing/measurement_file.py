@@ -27,6 +27,7 @@ from .runs.run_folder import STATISTICS as STATISTICS
 
 FORMAT = 3  # of the statistics of predictions
 _PROBED = ("name", "architecture", "weights", "seed", "words")  # the cache of results is not written
+_TOKEN = (str, str, str, int, int | None, int | float, str, int, str)  # its fields
 
 
 def write_measurement(folder: Path, measured: Measurement, facts: Mapping[str, str]) -> str:
@@ -94,7 +95,10 @@ def _read(path: Path, predictions: Sequence[Prediction], facts: Mapping[str, Any
             *((number, int | float) for number in measured.report), *((token, Token) for token in measured.tokens),
             *((seconds, float | int) for seconds in measured.seconds.values()),
         ])
-        and _are([(window, Window) for window in merge_data.windows])
+        and _are([
+            *((window, Window) for window in merge_data.windows),
+            *(field for token in measured.tokens for field in zip(token, _TOKEN, strict=True)),
+        ])
     )  # fmt: skip
     return measured if typed else None
 
