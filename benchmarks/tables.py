@@ -767,7 +767,7 @@ def _code(claim: str) -> str:
 
 BESIDE = {
     "qk_geometry": "qk_geometry, unrelated", "link": "link, rotation null",
-    "gaussian_measure": "gaussian_measure, compatible", "mixture": "mixture, compatible",
+    "gaussian_measure": "gaussian_measure, compatible",
 }  # fmt: skip
 ANY = "any of these"
 
@@ -810,7 +810,6 @@ EFFECTS = {
         "maps", "cosine of output and reading vectors of hidden units", MATRICES.format(32)
     ),
     "link": Effect("linked", "correlation of logits with those of the linear link", LAYER.format(256)),
-    "mixture": Effect("uneven", "standard deviation of the log lengths of keys (0: Gaussian)", LAYER.format(64)),
 }
 
 

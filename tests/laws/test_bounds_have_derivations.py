@@ -68,7 +68,6 @@ def test_interesting_effects_are_found():
         ("expansion", "tied, width 256: 0.5", "supported"),
         ("expansion", "tied, width 256: -0.5", "refuted"),
         ("gaussian_measure", "heavy: 0.2", "refuted"),
-        ("mixture", "uneven: 0.4", "refuted"),
         ("pair_energy", "attending: 0.02", "supported"),
         ("qk_geometry", "following: 0.85", "supported"),
         ("qk_geometry", "alike: -0.1", "refuted"),

@@ -55,7 +55,7 @@ from .statistics import (
 
 NORMAL = 1.959963984540054  # quantile .975
 POWER = 0.8  # probability with which a detectable effect is found
-TESTS = 11  # claims of this package that are tested, each once for a model
+TESTS = 11  # tests in a run; at most ten claims are tested now, at the level at which their power was measured
 LEVEL = 0.05 / TESTS  # of the verdict on a model: a false one in any claim has a probability of at most 5 %
 NOTHING_MEASURED = "nothing_measured"  # key of a remark
 MAJORITY = "p_value_of_the_verdict"  # keys of details
