@@ -83,6 +83,16 @@ def test_the_band_is_that_of_rotated_heads():
 
 
 @pytest.mark.parametrize("claim", [ascent, expansion, tie])
+def test_layers_that_add_nothing_are_not_judged(claim):
+    model = matrices.gpt2(0, matrices.free)
+    with torch.no_grad():
+        for block in model.transformer.h:
+            for values in (block.attn.c_attn.weight, block.attn.c_attn.bias):
+                values[..., 2 * matrices.WIDTH :] = 0
+    assert judged(claim, model, BATCHES).verdict == "not applicable"
+
+
+@pytest.mark.parametrize("claim", [ascent, expansion, tie])
 def test_one_axis_that_weights_share_is_no_ascent(claim, monkeypatch):
     """Independent heads with one axis are beyond rotations of the updates, and not beyond those that keep the axis."""
     models = [matrices.gpt2(seed, one_axis, gain=np.ones(matrices.WIDTH)) for seed in range(8)]
