@@ -187,7 +187,7 @@ PLANTED = {
         lambda step, seed: attending(step, seed=seed), ("pair_energy",), (0.01, 0.02, 0.03, 0.1), words=96
     ),
     "unsure": Planted(SureModel, ("dropped_covariance",), (-1.0, -0.5, 0.0, 0.2, 0.5, 0.7, 1.0), 128, words=96),
-    "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), COSINES),
+    "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), (*COSINES, -0.2)),
     "linked": Planted(
         lambda strength, seed: LinkedQueries(strength, words=DISTINCT, seed=seed),
         ("link",),

@@ -74,7 +74,7 @@ def test_interesting_effects_are_found():
         ("link", "linked: -0.2", "refuted"),
         ("entropy", "matching: 0.75", "supported"),
         ("feed_forward_hopfield", "maps: 0.2", "supported"),
-        ("feed_forward_hopfield", "maps: -0.3", "refuted"),
+        ("feed_forward_hopfield", "maps: -0.2", "refuted"),
         ("dropped_covariance", "unsure: 1", "supported"),
         ("dropped_covariance", "unsure: -1", "refuted"),
     ):
