@@ -4,6 +4,8 @@ gradlogz probe minilm --out runs/minilm                    and likewise rxnmappe
 python benchmarks/findings.py --text runs/readmes.jsonl    writes the other text: descriptions of installed packages
 gradlogz probe minilm --text runs/readmes.jsonl --out runs/minilm-readmes
 python benchmarks/findings.py runs/{minilm,rxnmapper,rxnfp,smollm2,minilm-readmes}    other runs keep their rows
+gradlogz probe smollm2 --only ascent,tie --out runs/some/smollm2    in a folder of the same name: other claims keep
+python benchmarks/findings.py runs/some/smollm2                     their results
 """
 
 import json
@@ -43,7 +45,8 @@ def _claim(summary: Summary) -> dict[str, Any]:
 def with_other_bounds(findings: Findings) -> dict[str, dict[str, list[Any]]]:
     """Verdict, and numbers of heads that support and refute, by the bound of the claims that have ±0.05."""
     tested = [p for p in known_predictions() if p.declaration.kind in (PREDICTED, BEYOND) and p.declaration.supports]
-    bounded = [p for p in tested if "0.05" in p.declaration.bounds]
+    measured = {row.prediction for row in findings.rows}
+    bounded = [p for p in tested if "0.05" in p.declaration.bounds and p.name in measured]
     table: dict[str, dict[str, list[Any]]] = {}
     for prediction in bounded:
         rows = [row for row in findings.rows if row.prediction == prediction.name]
@@ -94,5 +97,7 @@ if __name__ == "__main__" and sys.argv[1] == "--text":
 elif __name__ == "__main__":
     place = Path(__file__).parent / "results" / "findings.json"
     rows = {row["run"]: row for row in json.loads(place.read_text())["rows"]}
-    rows |= {row["run"]: row for row in map(model, sys.argv[1:])}
+    for row in map(model, sys.argv[1:]):
+        before = rows.get(row["run"], {})
+        rows[row["run"]] = row | {part: before.get(part, {}) | row[part] for part in ("claims", "by layer", "bounds")}
     place.write_text(json.dumps({"benchmark": "findings", "rows": [*rows.values()]}, indent=1) + "\n")

@@ -18,7 +18,6 @@ python benchmarks/probe_calibration.py --models 0                               
               unsure     models whose log variance of attended values raises the loss of the next token by this much
               maps       GPT-2s whose feed-forward output vectors have this cosine with the reading vectors
               linked     one layer whose logits have this correlation with those of the linear link of own keys
-              uneven     one layer whose keys are Gaussian vectors times lognormal lengths, of this log deviation
 
 Every row of a tested claim (a head or a layer) counts; so does the verdict on the model. The text is random documents
 of topics with Zipf-distributed words. Writes results/probe_calibration.json; benchmarks/tables.py makes the tables of
@@ -74,7 +73,7 @@ STORED = (
 )  # fmt: skip
 PREDICTIONS = {p.name: p for p in known_predictions()}
 CLAIMS = (
-    "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "mixture", "expansion", "feed_forward_hopfield",
+    "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "expansion", "feed_forward_hopfield",
     "pair_energy", "entropy", "dropped_covariance",
 )  # fmt: skip
 SCALES = 0.02, 0.125, 0.25  # of initialisation; the first is the default of transformers
@@ -91,7 +90,6 @@ BESIDE = {
     "link": ("link, rotation null", "above_rotations", "below_rotations"),
     "qk_geometry": ("qk_geometry, unrelated", "unrelated", ""),
     "gaussian_measure": ("gaussian_measure, compatible", "compatible", ""),
-    "mixture": ("mixture, compatible", "compatible", ""),
 }
 
 
@@ -144,14 +142,6 @@ def heavy_model(strength: float, seed: int) -> torch.nn.Module:
     return DrawnKeys(draw, 32, 2.0, words=WORDS, seed=seed)
 
 
-def uneven_keys(deviation: float, seed: int) -> torch.nn.Module:
-    def draw(source: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        lengths = np.exp(deviation * source.standard_normal((shape[0], 1)) - deviation**2)
-        return source.standard_normal(shape) * lengths
-
-    return DrawnKeys(draw, 16, 2.0, words=DISTINCT, seed=seed)
-
-
 class Task(NamedTuple):
     """A model to measure: random or planted, its family or effect, the strength of the effect, a seed, and claims."""
 
@@ -197,7 +187,7 @@ PLANTED = {
         lambda step, seed: attending(step, seed=seed), ("pair_energy",), (0.01, 0.02, 0.03, 0.1), words=96
     ),
     "unsure": Planted(SureModel, ("dropped_covariance",), (-1.0, -0.5, 0.0, 0.2, 0.5, 0.7, 1.0), 128, words=96),
-    "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), COSINES),
+    "maps": Planted(sublayers.gpt2, ("feed_forward_hopfield",), (*COSINES, -0.2)),
     "linked": Planted(
         lambda strength, seed: LinkedQueries(strength, words=DISTINCT, seed=seed),
         ("link",),
@@ -206,7 +196,6 @@ PLANTED = {
         128,
         DISTINCT,
     ),
-    "uneven": Planted(uneven_keys, ("mixture",), (0.0, 0.1, 0.15, 0.2, 0.3, 0.4), length=128, words=DISTINCT),
 }
 
 

@@ -282,10 +282,13 @@ def findings_by_bound() -> str:
         "| prediction | bound | " + " | ".join(row["run"] for row in rows) + " |",
         "|---|---|" + "---|" * len(rows),
     ]
+    none = ["–", 0, 0]
     for prediction, bounds in rows[0]["bounds"].items():
+        if all(row["bounds"].get(prediction, {}).get("0.05", none)[0] in ("–", "not applicable") for row in rows):
+            continue
         for bound in bounds:
-            each = [row["bounds"][prediction][bound] for row in rows]
-            cells = [verdict if "not" in verdict else f"{verdict}, {one}/{other}" for verdict, one, other in each]
+            each = [row["bounds"].get(prediction, {}).get(bound, none) for row in rows]
+            cells = [v if v in ("–", "not applicable") else f"{v}, {one}/{other}" for v, one, other in each]
             lines.append(f"| {prediction} | {bound} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -304,7 +307,10 @@ def _findings(chosen: Iterable[dict]) -> str:
     for prediction in rows[0]["claims"]:
         cells = []
         for row in rows:
-            claim = row["claims"][prediction]
+            claim = row["claims"].get(prediction)
+            if claim is None:
+                cells.append("–")
+                continue
             parts = [claim["verdict"]]
             if claim["value"] is not None:
                 low, high = claim.get("low"), claim.get("high")
@@ -766,7 +772,7 @@ def _code(claim: str) -> str:
 
 BESIDE = {
     "qk_geometry": "qk_geometry, unrelated", "link": "link, rotation null",
-    "gaussian_measure": "gaussian_measure, compatible", "mixture": "mixture, compatible",
+    "gaussian_measure": "gaussian_measure, compatible",
 }  # fmt: skip
 ANY = "any of these"
 
@@ -809,7 +815,6 @@ EFFECTS = {
         "maps", "cosine of output and reading vectors of hidden units", MATRICES.format(32)
     ),
     "link": Effect("linked", "correlation of logits with those of the linear link", LAYER.format(256)),
-    "mixture": Effect("uneven", "standard deviation of the log lengths of keys (0: Gaussian)", LAYER.format(64)),
 }
 
 

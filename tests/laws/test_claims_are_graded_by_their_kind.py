@@ -50,7 +50,6 @@ def test_every_claim_has_a_kind():
         "qk_geometry",
         "link",
         "gaussian_measure",
-        "mixture",
         "expansion",
         "pair_energy",
     } == {name for name, kind in kinds.items() if kind == PREDICTED}

@@ -14,7 +14,7 @@ from gradlogz.probing.predictions.observables.gaussian_mixture import COMPONENTS
 from gradlogz.probing.predictions.observables.visible_keys import visible_keys
 from gradlogz.probing.statistics import merge
 from support.planted.rows import VOCABULARY, DrawnKeys, decoder, encoder, with_sink
-from support.probe_models import details_of, findings_of, judged, probed, remarks_of, state_of, token_batches
+from support.probe_models import details_of, findings_of, judged, probed, state_of, token_batches
 from support.scales import close
 
 
@@ -163,16 +163,15 @@ def planted(draw, variance, size=32):
 
 
 @pytest.mark.parametrize("variance", [1.0, 4.0])
-def test_gaussian_keys_are_compatible_with_one_component(variance):
+def test_gaussian_keys_are_near_one_component(variance):
     found = planted(normal, variance)
-    assert (found.verdict, details_of(found)["compatible"].count) == ("inconclusive", 4), found
+    assert (found.verdict, details_of(found)["within_1"].count) == ("described", 4), found
     assert abs(found.value) < 0.05
     assert details_of(found)["components"].value == 1
 
 
-def test_two_clusters_are_compatible_with_two_components_and_are_no_gaussian():
+def test_two_clusters_are_near_two_components_and_are_no_gaussian():
     found = planted(in_two_clusters, 2.0)
-    assert (found.verdict, details_of(found)["compatible"].count) == ("inconclusive", 4), found
     details = details_of(found)
     assert details["components"].value == 2
     assert [details[f"within_{K}"].count for K in COMPONENTS] == [0, 4, 4, 4]
@@ -184,19 +183,19 @@ def test_a_sink_is_a_component():
     """One outlier of many keys, the same in all texts, is no Gaussian but one of two."""
     batches, model = token_batches(VOCABULARY, length=64, rows=8), with_sink(encoder(layers=1, width=128), 7.0)
     found = judged(mixture, model, batches)
-    compatible = details_of(found)["compatible"]
-    assert 2 * compatible.count > compatible.total, found
+    near = details_of(found)["within_2"]
+    assert 2 * near.count > near.total, found
     assert details_of(found)["within_1"].count == 0
 
 
 @pytest.mark.parametrize(("draw", "variance"), [(student, 2.0), (of_random_length, 1.0)])
-def test_other_keys_are_refuted(draw, variance):
+def test_other_keys_have_a_deficit(draw, variance):
     found = planted(draw, variance, size=16)
-    assert found.verdict == "refuted", found
+    assert details_of(found)["within_1"].count == 0, found
     assert found.value > 0.2
 
 
-def test_keys_whose_distribution_is_that_of_the_document_are_refuted():
+def test_keys_whose_distribution_is_that_of_the_document_have_a_deficit():
     """Every document has keys around its own clusters: Gaussian mixtures, but not one for all texts."""
 
     def of_document(event):
@@ -213,18 +212,10 @@ def test_keys_whose_distribution_is_that_of_the_document_are_refuted():
 
     batches = token_batches(20_000, rows=8, length=256, padded=False)
     found = judged(mixture, DrawnKeys(normal, 16, 1.0), batches, change=of_document)
-    assert found.verdict == "refuted", found
+    assert found.value > mixture.BOUND, found
 
 
-def test_where_weights_are_even_or_keys_few_nothing_is_compatible():
-    found = judged(mixture, encoder(sharpness=0.1), token_batches(VOCABULARY, length=64, rows=8))
-    assert found.verdict == "inconclusive", found
-    assert remarks_of(found)["too_even"].numbers == {"heads": 8}
-    sharp = judged(
-        mixture, DrawnKeys(of_random_length, 32, 4.0), token_batches(20_000, rows=8, length=256, padded=False)
-    )
-    assert (sharp.verdict, details_of(sharp)["compatible"].count) == ("inconclusive", 0)
-    assert "unexplained" in remarks_of(sharp)
+def test_without_enough_keys_nothing_is_described():
     few = judged(mixture, encoder(), token_batches(VOCABULARY, length=32, rows=1))
     assert few.verdict == "not applicable"
 

@@ -145,8 +145,7 @@ def test_a_trained_model_without_its_relations_has_no_verdict(change):
                 if p.ndim == 2:
                     p.copy_(redrawn(p))
     claims = [
-        "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "mixture", "expansion", "feed_forward_hopfield",
-        "entropy",
+        "ascent", "tie", "qk_geometry", "link", "gaussian_measure", "expansion", "feed_forward_hopfield", "entropy",
     ]  # fmt: skip
     measured = run_probe.measure(loaded.model, loaded.tokenizer, documents(None), tokens=5000, predictions=claims)
     tested = [c for c in run_probe.evaluate(measured, predictions=claims).claims if c.prediction in claims]

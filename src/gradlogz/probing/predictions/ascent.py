@@ -1,6 +1,6 @@
 """Ascent: attention updates climb the log normaliser of the layer's keys, along the sphere of the norm.
 
-    G(x)      = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)       x: residual stream, normed; keys fixed
+    G(x)      = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj - k_h>)   x: residual stream, normed; k_h: key of 0
     odd(T)    = G(N(x + T)) - G(N(x - T))                               N: projection to the sphere of the norm
     gain      = sum odd(T) / sum odd(|D| g/|g|)                         T: tangential part of the update D, g: of ∇G(x)
     excess    = gain - gain of the updates of other tokens, scaled to |T|
@@ -18,7 +18,6 @@ from ..batch_pass import BatchPass
 from ..hypothesis_tests import (
     NOTHING_MEASURED,
     TEST_DETAILS,
-    band,
     beyond_the_null,
     conclude,
     judge,
@@ -47,17 +46,15 @@ from .observables.moved_tokens import (
     scaled,
     sites_of,
 )
-from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 STEPS = ("best", "own", "permuted")
 COLUMNS = ("tokens", *STEPS, "rises", "change", "radial", "lengths", *range(DRAWS))  # type: ignore[var-annotated]
 
 GAIN, PERMUTED, RISES, RADIAL = "gain", "gain, permuted", "share of tokens that rise", "radial share"
 EXCESS, ORDINARY = "gain, own minus permuted", "gain, own minus permuted, cleaned"
-AXES = "gain, own minus permuted, axes kept"  # the excess, with a null that keeps the axes of every head
 
 FORMULAS = """\
-    G(x)      = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>)       x: residual stream, normed; keys fixed
+    G(x)      = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj - k_h>)   x: residual stream, normed; k_h: key of 0
     odd(T)    = G(N(x + T)) - G(N(x - T))                               N: projection to the sphere of the norm
     gain      = sum odd(T) / sum odd(|D| g/|g|)                         T: tangential part of the update D, g: of ∇G(x)
     excess    = gain - gain of the updates of other tokens, scaled to |T|"""
@@ -73,28 +70,30 @@ DECLARATION = Declaration(
         "excess = gain of the update - gain of the update of another token. gain = sum [G(N(x + T)) - G(N(x - T))] / "
         "sum [G(N(x + b)) - G(N(x - b))], sums over tokens x. T: tangential part of the update, without its component "
         "along the token, which the norm removes; b: steepest-ascent step of the norm of the whole update; N: "
-        "projection to the sphere of the norm. G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj>): log "
-        "normalisers of the heads h of a layer; beta: scale of the logits"
+        "projection to the sphere of the norm. G(x) = sum_h (1/beta) log sum_j exp(beta <q_h(x), k_hj - k_h>): log "
+        "normalisers of the heads h of a layer; k_h: key of a zero token, beta: scale of the logits"
     ),
-    supports=f"The excess is above {LEAST:g} and above the null, the excess of randomly rotated updates.",
+    supports=f"The excess is above {LEAST:g} and above the null, the excess of randomly rotated updates and heads.",
     refutes=f"The excess is below {-LEAST:g} and below that null: updates descend.",
     method=(
         FORMULAS,
         "With tied weights the attention update is an ascent step of G [theory E7]; trained layers need not be tied. "
         "The norm is the one before the sublayer or, in post-norm models, the one after the sum. It removes the "
         "component of an update along the token (and the mean over features if the norm centres); only the tangential "
-        "part reaches the next sublayer. N is this norm without its gain and bias, so that N(x) = x. G is convex in "
-        "the query and rises under most steps; the difference of a step and its reverse removes this part. A gain of 1 "
-        "is that of the steepest-ascent step of the norm of the whole update.",
+        "part reaches the next sublayer. N is this norm without its gain and bias, so that N(x) = x. A vector that "
+        "is added to all keys, such as a bias, changes no attention weight and adds a linear function of the query to "
+        "G. The model leaves it open; as in `tie` and in the theory, keys are relative to that of a zero token, that "
+        "is, without biases (but for those that rotary embeddings turn by position). G is convex in the query and "
+        "rises under most steps; the difference of a step and its reverse removes this part. A gain of 1 is that of "
+        "the steepest-ascent step of the norm of the whole update.",
         "The excess compares the update of a token with the update of another token of the same text, at the same "
         "token and with the same norm: what all tokens receive alike cancels. Both gains are sums over the same tokens "
         "with the same bootstrap weights.",
-        f"Null: {DRAWS} random rotations of the updates, one for all tokens of a layer, which preserve the spectrum of "
-        "the OV matrices. Their excess is computed to first order, as sum <g, R(T - T')> / sum |g||D|.",
-        "Such rotations also move the axes of the stream that weights of one model share. Reported beside the verdict, "
-        "with the same bound: the layers beyond random rotations between what each head reads and what it writes, as "
-        "for `tie`. They keep all axes; of a layer whose updates have one axis only the sign is left. This null takes "
-        "no part in the verdict.",
+        f"Null: the wider of two bands. {DRAWS} random rotations of the updates, one for all tokens of a layer, "
+        "preserve the spectrum of the OV matrices; their excess is computed to first order, as "
+        "sum <g, R(T - T')> / sum |g||D|. Random rotations between what each head reads and what it writes, as for "
+        "`tie`, also keep the axes of the stream that the weights of a model share. A layer whose output matrices are "
+        "unknown, or are followed by a norm before the sum, has no null and is inconclusive.",
         f"Radial share: sum [G(x + R) - G(x)] / sum [G(x + D) - G(x)] for the radial part R = D - T of the update D, "
         "before the norm. Cleaned: without first tokens and massive activations, coordinates above "
         f"{LARGE:g} that are at least {TIMES:g} times the median of their token.",
@@ -111,17 +110,16 @@ DECLARATION = Declaration(
     quantities={
         GAIN: Quantity("1", "Δ±G(T) / Δ±G(|D| ∇G/|∇G|)"),
         PERMUTED: Quantity("1", "Δ±G(T of another token) / Δ±G(|D| ∇G/|∇G|)"),
-        **dict.fromkeys(
-            (EXCESS, ORDINARY, AXES), Quantity("1", "[Δ±G(T) − Δ±G(T of another token)] / Δ±G(|D| ∇G/|∇G|)")
-        ),
+        **dict.fromkeys((EXCESS, ORDINARY), Quantity("1", "[Δ±G(T) − Δ±G(T of another token)] / Δ±G(|D| ∇G/|∇G|)")),
         RISES: Quantity("share of tokens", "P(Δ±G(T) > 0)"),
         RADIAL: Quantity("1", "ΔG(D − T) / ΔG(D)"),
     },
     statistic="median excess of the gain over permuted updates",
     null_reason=(
         f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy their "
-        "direction, which the claim is about. What all tokens receive alike is subtracted before. The scale "
-        "of the weights cancels in the ratio, so that no untrained model is needed."
+        "direction, which the claim is about. Rotations inside the heads also keep the axes that weights of a model "
+        "share; the wider band counts. What all tokens receive alike is subtracted before. The scale of the weights "
+        "cancels in the ratio, so that no untrained model is needed."
     ),
     null="random-rotation null",
     unit="attention layer",
@@ -131,8 +129,6 @@ DECLARATION = Declaration(
         ORDINARY: Label("median excess without first tokens and massive activations"),
         RADIAL: Label("median radial share of the increase before the norm"),
         "equivalent": Label(f"layers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
-        ALIGNED: Label("ascending layers beyond rotations that keep the axes of every head"),
-        OPPOSED: Label("descending ones"),
         **TEST_DETAILS,
     },
     remarks={
@@ -142,7 +138,6 @@ DECLARATION = Declaration(
         PERMUTED: "gain of permuted updates",
         EXCESS: "excess of the gain over permuted updates",
         ORDINARY: "excess without first tokens and massive activations",
-        AXES: "excess of the gain, against rotations that keep the axes of every head",
         RISES: "share of tokens whose log normaliser increases",
         RADIAL: "radial share of the increase before the norm",
     },
@@ -172,7 +167,9 @@ def _moved(site: Site) -> tuple[Float[Tensor, "b 2 k"], Sums | None] | None:
 
     None if the layer computes its own logits.
     """
-    g = _gradient(site)
+    with torch.no_grad():
+        origin = site.origin()
+    g = _gradient(site, origin)
     if g is None:
         return None
     with torch.no_grad():
@@ -185,7 +182,7 @@ def _moved(site: Site) -> tuple[Float[Tensor, "b 2 k"], Sums | None] | None:
         moved = torch.cat((site.on_sphere(steps), site.on_sphere(-steps)))
         raw = site.stream + torch.stack((torch.zeros_like(D), D, D - T))
         q = site.queries(torch.cat((moved, raw)))
-        G = site.log_normalizers(q).double()  # type: ignore[arg-type]
+        G = site.log_normalizers(q, origin).double()  # type: ignore[arg-type]
         odd, still = G[:3] - G[3:6], G[6]
         lengths = (g.norm(dim=-1) * length.squeeze(-1)).double()
         first_order = (g.unsqueeze(-2) * rotated(T - other)).sum(-1).double()
@@ -199,7 +196,7 @@ def _moved(site: Site) -> tuple[Float[Tensor, "b 2 k"], Sums | None] | None:
         return torch.where(masks, change.unsqueeze(1), 0.0).sum(2), products
 
 
-def _gradient(site: Site) -> Float[Tensor, "b r D"] | None:
+def _gradient(site: Site, origin: Float[Tensor, "#b h 1 d"]) -> Float[Tensor, "b r D"] | None:
     """Gradient of G in the residual stream; in a query it is the attended mean of keys, but for soft caps."""
     with torch.enable_grad():
         moved = site.stream.detach().requires_grad_()
@@ -207,9 +204,9 @@ def _gradient(site: Site) -> Float[Tensor, "b r D"] | None:
         if q is None:
             return None
         if site.key_mean is None:
-            (g,) = torch.autograd.grad(site.log_normalizers(q).sum(), moved)
+            (g,) = torch.autograd.grad(site.log_normalizers(q, origin).sum(), moved)
         else:
-            (g,) = torch.autograd.grad(q, moved, site.key_mean.to(q.dtype))
+            (g,) = torch.autograd.grad(q, moved, (site.key_mean - origin).to(q.dtype))
     return g
 
 
@@ -238,7 +235,6 @@ RATIOS = {
     PERMUTED: _over("permuted", "best"),
     EXCESS: _over("own", "best", "permuted"),
     ORDINARY: _over("own", "best", "permuted"),
-    AXES: _over("own", "best", "permuted"),
     RISES: _over("rises", "tokens"),
     RADIAL: _over("radial", "change"),
 }
@@ -255,10 +251,8 @@ def null(
         for quantity, part in zip((EXCESS, ORDINARY), sums.totals[0], strict=True):
             draws = part[-DRAWS:] / part[COLUMNS.index("lengths")]
             rows.append(random_band(layer, None, quantity, draws))
-        spread = None if products is None else rotated_sides.deviation(products, model, layer)
-        if spread is not None:
-            lengths = float(every.totals[0, COLUMNS.index("lengths")])
-            rows.append(Measured(layer, None, AXES, *band(0.0, spread / lengths)))
+        lengths = every.totals[0, COLUMNS.index("lengths")]
+        rows[-2] = rotated_sides.widened(rows[-2], products, model, lengths)
     return rows
 
 
@@ -267,7 +261,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     judged = judge(findings, EXCESS, lambda f: beyond_the_null(f, LEAST))
     details = [median_detail(key, findings, key) for key in (GAIN, ORDINARY, RADIAL)]
     equivalent = practically_null("equivalent", judged.findings, EXCESS, LEAST)
-    return conclude(judged, EXCESS, details=[*details, equivalent, *beyond_axes(findings, AXES, LEAST)])
+    return conclude(judged, EXCESS, details=[*details, equivalent])
 
 
 PREDICTION = Prediction(__name__, DECLARATION, statistics, evaluate, null, verdict, order=20)

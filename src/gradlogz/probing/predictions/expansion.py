@@ -21,7 +21,6 @@ from ..hypothesis_tests import (
     NOTHING_MEASURED,
     TEST_DETAILS,
     absent,
-    band,
     beyond_the_null,
     conclude,
     judge,
@@ -61,10 +60,8 @@ from .observables.moved_tokens import (
     sites_of,
 )
 from .observables.moved_tokens import PART as MOVED
-from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 EXPANSION, ORDINARY = "expansion", "expansion, cleaned"
-AXES = "expansion, axes kept"  # the expansion, with a null that keeps the axes of every head
 GROWTH, VOLUME, VOLUME_EXCESS = "growth of log trace", "growth of log det", "excess of log det"
 EXCESS = {"attention": "excess of log trace", "feed_forward": "excess of log trace of the feed-forward"}
 REST = {kind: f"{name} without first tokens" for kind, name in EXCESS.items()}
@@ -101,7 +98,7 @@ DECLARATION = Declaration(
         "norm; J = du/dx: Jacobian of the update u at fixed keys and values, so that <v, J v> is the growth of the log "
         "volume per direction, to first order. 1 is the growth of a dilation by |u|/|x|"
     ),
-    supports=f"The expansion is above {LEAST:g} and above the null, the expansion of randomly rotated updates.",
+    supports=f"The expansion is above {LEAST:g} and above the null, that of randomly rotated updates and heads.",
     refutes=f"The expansion is below {-LEAST:g} and below that null: attention contracts.",
     method=(
         FORMULAS,
@@ -113,10 +110,9 @@ DECLARATION = Declaration(
         "tokens gather in clusters [theory 10.1], and in random ones. At fixed keys a token that attends to itself "
         "alone has J = 0.",
         f"<v, J v> is a central difference of {STEP:g} |x| in {PROBES} of {BANK} random directions, at one token in "
-        f"{MOVED}. Norms: as for `ascent`. Null: {DRAWS} random rotations of the updates, one for all tokens of a "
-        "layer, which preserve the spectrum of the OV matrices. Cleaned: without first tokens and massive activations. "
-        "Reported beside the verdict, with the same bound: the sublayers beyond random rotations between what each "
-        "head reads and what it writes, which keep all axes that weights share, as for `ascent`.",
+        f"{MOVED}. Norms: as for `ascent`. Null, as for `ascent`: the wider of two bands, of {DRAWS} random rotations "
+        "of the updates, and of random rotations between what each head reads and what it writes, which keep all axes "
+        "that weights share. Cleaned: without first tokens and massive activations.",
         "Reported: the growth of traces and log determinants of Cov(x), and their excess over an uncorrelated update, "
         "for updates and for their tangential parts, without the component along the token. A few massive tokens "
         "or coordinates can dominate a trace: traces are computed with and without the first token of each sequence. "
@@ -140,7 +136,6 @@ DECLARATION = Declaration(
     quantities={
         EXPANSION: _RATE,
         ORDINARY: _RATE,
-        AXES: _RATE,
         GROWTH: Quantity("nats", "log tr Cov(x + u) − log tr Cov(x)"),
         **dict.fromkeys((*EXCESS.values(), *REST.values(), ALONG["excess"], ALONG["rest"]), _OF_TRACE),
         VOLUME: Quantity("nats per direction", "(log det Cov(x + u) − log det Cov(x)) / k"),
@@ -149,7 +144,8 @@ DECLARATION = Declaration(
     statistic="median expansion relative to a dilation of equal length",
     null_reason=(
         f"{DRAWS} rotations keep the norms of the updates and the spectra of the matrices, and destroy the "
-        "relation of an update to its token. The divergence of such maps is 0 on average."
+        "relation of an update to its token. Rotations inside the heads also keep the axes that the weights of a model "
+        "share; the wider band counts. The divergence of such maps is 0 on average."
     ),
     null="random-rotation null",
     unit="attention sublayer",
@@ -162,14 +158,11 @@ DECLARATION = Declaration(
         ),
         REST["attention"]: Label("by whole updates, of log tr Cov", null="uncorrelated updates"),
         "equivalent": Label(f"sublayers whose 95 % confidence interval lies within ±{LEAST:g} of the null"),
-        ALIGNED: Label("expanding sublayers beyond rotations that keep the axes of every head"),
-        OPPOSED: Label("contracting ones"),
         **TEST_DETAILS,
     },
     remarks={NOTHING_MEASURED: "No attention sublayer allows its update to be computed for moved tokens."},
     labels={
         ORDINARY: "expansion without first tokens and massive activations",
-        AXES: "expansion, against rotations that keep the axes of every head",
     },
     places={
         **dict.fromkeys((GROWTH, VOLUME), "sublayers and normalisation layers"),
@@ -243,7 +236,7 @@ def evaluate(state: State, model: Probed) -> list[Measured]:
         name, kind = sublayer.name, sublayer.kind
         if name in state.rates:
             every, cleaned = state.rates[name].totals.unbind(1)
-            for quantity, part in ((EXPANSION, every), (ORDINARY, cleaned), (AXES, every)):
+            for quantity, part in ((EXPANSION, every), (ORDINARY, cleaned)):
                 rows += measured(name, quantity, bootstrap(ratio, Sums(part)), part[0, 0])
         elif kind == "attention":
             rows.append(absent(name, EXPANSION))
@@ -264,11 +257,10 @@ def null(state: State, model: Probed, baseline: Baseline[State] | None) -> list[
     estimates = _estimates(state.stacks)
     rows = []
     for layer, sums in state.rates.items():
-        for quantity, part in zip((EXPANSION, ORDINARY), sums.totals[0], strict=True):
-            rows.append(random_band(layer, None, quantity, part[-DRAWS:] / part[2]))
-        spread = rotated_sides.deviation(state.products[layer], model, layer)
-        if spread is not None:
-            rows.append(Measured(layer, None, AXES, *band(0.0, spread / float(sums.totals[0, 0, 2]))))
+        every, cleaned = sums.totals[0]
+        turned = random_band(layer, None, EXPANSION, every[-DRAWS:] / every[2])
+        rows.append(rotated_sides.widened(turned, state.products[layer], model, every[2]))
+        rows.append(random_band(layer, None, ORDINARY, cleaned[-DRAWS:] / cleaned[2]))
     kinds = {s.name: s.kind for s in model.architecture.sublayers}
     for name in kinds.keys() & estimates.keys():
         for quantity, key in ((GROWTH, "uncorrelated"), (VOLUME, "volume uncorrelated")):
@@ -284,8 +276,7 @@ def verdict(findings: list[Finding]) -> Judgement:
     judged = judge(findings, EXPANSION, lambda f: beyond_the_null(f, LEAST))
     keys = (ORDINARY, ALONG["rest"], ALONG["volume excess"], REST["attention"])
     equivalent = practically_null("equivalent", judged.findings, EXPANSION, LEAST)
-    beyond = beyond_axes(findings, AXES, LEAST)
-    return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent, *beyond])
+    return conclude(judged, EXPANSION, details=[*(median_detail(k, findings, k) for k in keys), equivalent])
 
 
 # Divergence -----------------------------------------------------------------------------------------------------------

@@ -91,7 +91,9 @@ DECLARATION = Declaration(
         "Finitely many keys do not follow the formula exactly even if they are Gaussian: at a logit variance of 4, 256 "
         "independent keys of 64 dimensions explain about half of the variance. Mean and covariance are sufficient "
         "statistics of a Gaussian, so that the expected sums given both are known without any parameter. The deficit "
-        "of Gaussian keys is 0 for any number of keys, dimension and logit variance.",
+        "of independent Gaussian keys is 0 for any number of keys, dimension and logit variance. Keys of neighbouring "
+        "tokens that are alike, and words that occur several times, act like fewer keys and have a deficit, too: a "
+        "refutation says that the keys of a row are no independent Gaussian sample, and not why.",
         f"Compatible heads: both deficits are significantly below {BOUND:g}, the attention weights carry at least "
         f"{INFORMED:g} nats of information, and the explained variance expected for Gaussian keys is at least "
         f"{POWER:g}. They do not support the claim: keys that are random projections of tokens are nearly "
@@ -100,18 +102,19 @@ DECLARATION = Declaration(
         "other quantities, and beside the deficits, where it is the deficit of randomly oriented matrices.",
     ),
     decision_rule=(
-        f"A deficit of {BOUND:g} is an error of the attended mean of a third of its length beyond sampling error; for "
-        "scale, independent Laplace coordinates have 0.12, Student's t with 5 degrees of freedom 0.34 at a logit "
-        f"variance of 2 (256 keys, 32 dimensions). With less than {INFORMED:g} nats of information any keys would "
-        "pass, and rounding errors of nearly equal logits could fail; where Gaussian keys themselves would explain "
-        f"less than {POWER:g}, few keys hold most of the weight and little is tested. Both deficits are needed: a "
-        "single key with most of the attention weight can move the mean along Sigma q whatever the distribution of the "
-        "keys, but the log normaliser is then not that of a Gaussian. "
-        "A model is refuted if more than half of its heads are; nothing supports the claim."
+        f"A deficit of {BOUND:g} is an error of the attended mean of a third of its length beyond the sampling error "
+        "of independent keys; for scale, independent Laplace coordinates have 0.12, Student's t with 5 degrees of "
+        f"freedom 0.34 at a logit variance of 2 (256 keys, 32 dimensions). With less than {INFORMED:g} nats of "
+        "information any keys would pass, and rounding errors of nearly equal logits could fail; where Gaussian keys "
+        f"themselves would explain less than {POWER:g}, few keys hold most of the weight and little is tested. Both "
+        "deficits are needed: a single key with most of the attention weight can move the mean along Sigma q "
+        "whatever the distribution of the keys, but the log normaliser is then not that of a Gaussian. A model is "
+        "refuted if more than half of its heads are; nothing supports the claim."
     ),
     bounds={
         f"{BOUND:g} (deficit)": (
-            f"The attended mean is then wrong by sqrt({BOUND:g}), a third of its length, beyond sampling error."
+            f"The attended mean is then wrong by sqrt({BOUND:g}), a third of its length, beyond the sampling error of "
+            "independent keys."
         ),
         f"{INFORMED:g} nats": (
             "To second order the information is half of the variance of the logits, here 0.2; with less, the formula "

@@ -51,10 +51,8 @@ from .observables.attention_rows import applies, rows_of
 from .observables.batch_moments import on_cpu
 from .observables.head_factors import Factors, Moments, cosine, factors_of, folded, of_unit_tokens, products
 from .observables.moved_tokens import DERIVATION, INTERESTING, LEAST
-from .observables.rotated_sides import ALIGNED, OPPOSED, beyond_axes
 
 COSINE, WEIGHTED, LAYER = "cosine", "weighted cosine", "cosine of the layer"
-AXES = "weighted cosine, axes kept"  # the weighted cosine, with a null that keeps the axes of the head
 
 FORMULAS = """\
     G(x)      = (1/beta) log sum_j exp(beta (x W_q)·(x_j W_k))          x: a token of the residual stream, keys fixed
@@ -80,8 +78,8 @@ DECLARATION = Declaration(
         "they are steepest-ascent steps of the log normaliser, -1 if they are descent steps"
     ),
     supports=(
-        f"Aligned: the weighted cosine is above {LEAST:g} and above the null, the cosine of B with A R for random "
-        "rotations R."
+        f"Aligned: the weighted cosine is above {LEAST:g} and above the null, the cosine of B with randomly rotated A: "
+        "in the stream, and inside the head."
     ),
     refutes=f"Opposed: the weighted cosine is below {-LEAST:g} and below that null.",
     method=(
@@ -94,15 +92,14 @@ DECLARATION = Declaration(
         "Updates are made of attended means, not of tokens: a head that attends to one token has one direction. Their "
         "moments are those of a sample of queries, of which the layer computes keys and values without rotation.",
         OVER_METHOD,
-        "Null: random rotations R of the updates, which preserve the spectra of both matrices; the cosine then has "
-        "mean 0 and variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the dimension of the updates. For "
-        "the cosine of all heads together, each head has a rotation of its own. Also reported: the cosine with C = I.",
-        "Such rotations also move the axes of the stream that weights of one model share. Reported beside the verdict, "
-        "with the same bound: the heads beyond P S O S Qᵀ in place of A = P S Qᵀ (singular value decomposition in the "
-        "metric C), random rotations O between what a head reads and what it writes, as in the null of `qk_geometry`; "
-        "the variance is |A Bᵀ C A|² / (|A|⁴ |B|²). This null keeps all axes of the head, and where its updates have "
-        "one axis, only their sign is left: a head that is exactly tied is then not beyond it. It takes no part in the "
-        "verdict.",
+        "Null: the wider of two bands, both of mean 0. Random rotations R of the updates preserve the spectra of both "
+        "matrices: the cosine of A R has the variance |Aᵀ C B|² / (D |A|² |B|²), norms weighted by C; D is the "
+        "dimension of the updates. They also move the axes of the stream that the weights of a model share. Random "
+        "rotations O between what a head reads and what it writes, P S O S Qᵀ in place of A = P S Qᵀ (singular value "
+        "decomposition in the metric C), keep all axes of the head, as in the null of `qk_geometry`: the variance is "
+        "|A Bᵀ C A|² / (|A|⁴ |B|²). Where the updates of a head have one axis, only their sign is left, which random "
+        "matrices share in half of the cases: a head that is exactly tied is then inconclusive. For the cosine of all "
+        "heads together, each head has a rotation of the stream of its own. Also reported: the cosine with C = I.",
     ),
     decision_rule=(
         f"A head is unrelated if the 95 % confidence interval of its weighted cosine lies within ±{LEAST:g} of the "
@@ -114,23 +111,20 @@ DECLARATION = Declaration(
     power=planted_power("tie"),
     quantities={
         **_COSINES,
-        AXES: _COSINES[WEIGHTED],
         LAYER: Quantity("1", "Σ_h ⟨A_h, B_h⟩ / √(Σ_h |A_h|² Σ_h |B_h|²)"),
         **{name + OVER: quantity for name, quantity in _COSINES.items()},
         STILL: Quantity("1", "|M_s|² / (|M_s|² + |M_t|²),  unrotated and rotated coordinates"),
     },
     statistic="median weighted cosine of OV and transposed QK matrices",
     null_reason=(
-        "Rotations of the updates keep the spectra of both matrices and destroy their relation. Mean and "
-        "variance over all rotations are known, so that nothing is drawn; a cosine does not depend on the "
-        "scale of the weights."
+        "Rotations of the updates keep the spectra of both matrices and destroy their relation. Rotations inside the "
+        "heads also keep the axes that the weights of a model share; the wider band counts. Mean and variance over all "
+        "rotations are known, so that nothing is drawn; a cosine does not depend on the scale of the weights."
     ),
     null="random-rotation null",
     outcomes=("are aligned", "are opposed"),
     details={
         "unrelated": Label("unrelated heads"),
-        ALIGNED: Label("aligned heads beyond rotations that keep their axes"),
-        OPPOSED: Label("opposed ones"),
         "above_rotations": Label("heads whose unweighted cosine is above its random-rotation null"),
         "below_rotations": Label("below"),
         **OVER_DETAILS,
@@ -142,7 +136,6 @@ DECLARATION = Declaration(
         **OVER_REMARKS,
     },
     labels={
-        AXES: "weighted cosine, against rotations that keep the axes of the head",
         LAYER: "cosine of all heads together",
         "share without rotation": "share of the squared norm without rotation",
     },
@@ -236,9 +229,8 @@ def evaluate(state: dict[str, LayerState], model: Probed) -> list[Measured]:
         rows.append(Measured(layer, None, LAYER, of_layer, of_layer, of_layer))
         weights, groups = model.weights[layer], attended.present()
         R = mean_rotations(layer_state.distances, weights, groups)  # type: ignore[arg-type]
-        moments = _moments(attended.versions(), weights)  # type: ignore[arg-type]
-        weighted = cosine(*products(factors, moments))
-        values = {WEIGHTED: weighted, AXES: weighted}
+        moments = _moments(attended.versions(), _biases(model, layer))
+        values = {WEIGHTED: cosine(*products(factors, moments))}
         if R is not None:
             values[COSINE + OVER] = cosine(*products(unit, turned=R))
             values[WEIGHTED + OVER] = cosine(*products(factors, moments, turned=R))
@@ -260,10 +252,10 @@ def null(
         if factors is None or attended is None:
             continue
         unit, weights = folded(factors, model, layer), model.weights[layer]
-        moments = _moments(attended.total(), weights)  # type: ignore[arg-type]
+        moments = _moments(attended.total(), _biases(model, layer))
         R = mean_rotations(layer_state.distances, weights)  # type: ignore[arg-type]
-        spreads = {COSINE: _rotated(unit), WEIGHTED: _rotated(factors, moments)}
-        spreads[AXES] = _with_rotated_sides(factors, moments)
+        wider = torch.maximum(_rotated(factors, moments), _with_rotated_sides(factors, moments))
+        spreads = {COSINE: _rotated(unit), WEIGHTED: wider}
         if R is not None:
             spreads |= {COSINE + OVER: _rotated(unit, turned=R[0])}
             spreads |= {WEIGHTED + OVER: _rotated(factors, moments, turned=R[0])}
@@ -285,7 +277,6 @@ def verdict(findings: list[Finding]) -> Judgement:
     above = sum(f.value > 0 for f in significant)
     counts = (
         unrelated,
-        *beyond_axes(findings, AXES, LEAST),
         Detail("above_rotations", count=above, total=len(plain)),
         Detail("below_rotations", count=len(significant) - above, total=len(plain)),
     )
@@ -304,6 +295,13 @@ def _of_parts(layer: str, weights: HeadWeights, f: Factors, R: Tensor | None) ->
         return [absent(layer, WEIGHTED + OVER)] if weights.rotary else []
     share = still_share(weights.turning, f.query, f.key)
     return [] if share is None else [Measured(layer, h, STILL, v, v, v) for h, v in enumerate(share.tolist())]
+
+
+def _biases(model: Probed, layer: str) -> HeadWeights:
+    """Weights with the biases of the layer; of a pre-norm layer with that of the norm, which may be moved into them."""
+    weights, sublayer = model.weights[layer], model.architecture.branch_of(layer)
+    assert isinstance(weights, HeadWeights)
+    return weights.folded if sublayer is not None and sublayer.reads is not None else weights
 
 
 def _moments(attended: GroupMoments, weights: HeadWeights) -> Moments:

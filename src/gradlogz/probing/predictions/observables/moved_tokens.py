@@ -21,7 +21,7 @@ from ...batch_pass import BatchPass
 from ...inside.architecture import Norm
 from ...inside.events import Attended, AttentionArguments, Event, ForwardOutput, LayerCall, Passed
 from ...inside.norm_sphere import centred, norm_of_updates, on_sphere, tangential
-from ...inside.reprojection import at_tokens, queries_of
+from ...inside.reprojection import at_tokens, call_on, queries_of
 from .attention_rows import applies, at, chosen, log_weights_of
 
 PART = 16  # one token in PART is sampled
@@ -78,12 +78,27 @@ class Site(NamedTuple):
         """Queries of k versions of the tokens; None if the layer computes its own logits."""
         return queries_of(self.layer_call, streams)
 
-    def log_normalizers(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b r"]:
-        """sum_h G_h / beta of every version of the tokens."""
+    def origin(self) -> Float[Tensor, "#b h 1 d"]:
+        """Key of a zero token: the biases of the layer and of its norm; 0 if it depends on the position.
+
+        A vector that is added to all keys, such as a bias, changes all logits of a row by the same number, and no
+        attention weight: the origin of the keys is no property of the model.
+        """
+        h, zero = self.call.query.shape[1], torch.zeros_like(self.layer_call.tokens)
+        at_zero = call_on(self.layer_call, zero if self.layer_call.norm is None else self.layer_call.norm(zero))
+        if at_zero is None:
+            return self.call.key.new_zeros(1, h, 1, self.call.key.shape[-1])
+        key = at_zero.key[:, :, :1].repeat_interleave(h // at_zero.key.shape[1], 1)
+        return torch.where((at_zero.key == at_zero.key[:, :, :1]).all(), key, 0.0)
+
+    def log_normalizers(
+        self, query: Float[Tensor, "b h kr d"], origin: Float[Tensor, "#b h 1 d"]
+    ) -> Float[Tensor, "k b r"]:
+        """sum_h (G_h / beta - <query, origin>) of every version of the tokens: keys are relative to an origin."""
         # Only the log normaliser is needed: the narrowest values will do.
         G = self._attend(query, self.call.key[..., :WIDTH]).log_normalizer
-        G = G.masked_fill(G == -torch.inf, 0.0).sum(1) / self.call.scale
-        return self._versions(G)
+        G = G.masked_fill(G == -torch.inf, 0.0) / self.call.scale
+        return self._versions((G - (query * origin).sum(-1)).sum(1))
 
     def heads_of(self, query: Float[Tensor, "b h kr d"]) -> Float[Tensor, "k b h r v"]:
         """Outputs of the heads for every version of the tokens."""
@@ -132,8 +147,8 @@ def sites_of(event: Event | ForwardOutput, batch_pass: BatchPass) -> dict[str, S
 
 
 def scaled(step: Float[Tensor, "... D"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
-    """Steps of these lengths in the same directions."""
-    return step * (length / step.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny))
+    """Steps of these lengths in the same directions; 0 stays 0."""
+    return step / step.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny) * length
 
 
 def massive(x: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:

@@ -12,20 +12,17 @@ change of basis of the values has an effect. Heads of a layer have rotations of 
 Read next: moved_tokens.py (the tokens), ../tie.py (the same null for matrices).
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import math
 
 import torch
 
 from ...._typing import Bool, Float, Tensor
-from ...hypothesis_tests import beyond_the_null, judge
+from ...hypothesis_tests import band
 from ...inside.head_weights import HeadWeights, centred
 from ...prediction import Probed
-from ...runs.records import Detail, Finding
+from ...runs.judgement import Measured
 from ...statistics import Sums
 from .moved_tokens import Site
-
-ALIGNED, OPPOSED = "aligned_beyond_axes", "opposed_beyond_axes"  # keys of details
 
 
 def products_of(
@@ -39,6 +36,18 @@ def products_of(
     z = torch.where(valid[:, None, :, None], heads, 0.0).to(wide).movedim(2, 0).flatten(1, -2)  # [h, tokens, v]
     p = torch.where(valid[:, None, :, None], read, 0.0).to(wide).movedim(2, 0).flatten(1, -2)
     return Sums(torch.stack((p.mT @ z, z.mT @ z), 1).double().unsqueeze(0))
+
+
+def widened(turned: Measured, products: Sums | None, model: Probed, size: Tensor) -> Measured:
+    """Null with the wider of two bands: that of rotated updates, and that of s / size.
+
+    Without a band where the second is unknown.
+    """
+    spread = None if products is None else deviation(products, model, turned.layer)
+    if spread is None:
+        return turned._replace(low=math.nan, high=math.nan)
+    _, low, high = band(0.0, float(spread / size))  # NaN for a layer that adds nothing
+    return turned._replace(low=min(turned.low, low), high=max(turned.high, high))
 
 
 def deviation(products: Sums, model: Probed, layer: str) -> float | None:
@@ -55,11 +64,3 @@ def deviation(products: Sums, model: Probed, layer: str) -> float | None:
     size = (C * G).sum((-2, -1))
     variance = torch.where(size > 0, ((K.mT @ C @ K) * G).sum((-2, -1)) / size, 0.0)
     return float(variance.clamp(min=0.0).sum().sqrt())
-
-
-def beyond_axes(findings: Sequence[Finding], quantity: str, least: float) -> tuple[Detail, Detail]:
-    """Counts of rows above and below both the bound and the band of this null."""
-    rulings = Counter(f.verdict for f in judge(findings, quantity, lambda f: beyond_the_null(f, least)).findings)
-    total = sum(f.quantity == quantity for f in findings)
-    counts = rulings["supported"], rulings["refuted"]
-    return Detail(ALIGNED, count=counts[0], total=total), Detail(OPPOSED, count=counts[1], total=total)
