@@ -1,4 +1,4 @@
-"""Tables and figure of docs/experiments/ascent.md, from results.json and compute.json.
+"""Tables and figure of docs/experiments/ascent.md, from results.json, compute.json and replication.json.
 
     python -m experiments.ascent.page
 
@@ -12,6 +12,8 @@ from typing import Any
 from ..intervals import student
 from ..pages import DOCS, EXPERIMENTS, replace_table, write_page
 from .experiment import PREDICTIONS
+
+RUNS = {"compute": "equal compute", "replication": "replication"}  # files, and their tables on the page
 
 
 def measured(results: dict[str, Any]) -> str:
@@ -46,6 +48,8 @@ def _name(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _cell(values: list[float]) -> str:
+    if not values:  # not probed
+        return "–"
     each = student(values)
     return f"{each.mean:.3f} ± {each.high - each.mean:.3f}"
 
@@ -80,6 +84,7 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     write_page("ascent", {"measured": measured, "decided": decided}, figure)
-    compute = json.loads((EXPERIMENTS / "ascent" / "compute.json").read_text())
-    for name, make in (("measured", measured), ("decided", decided)):
-        replace_table(DOCS / "experiments" / "ascent.md", f"{name}, equal compute", make(compute))
+    for file, run in RUNS.items():
+        results = json.loads((EXPERIMENTS / "ascent" / f"{file}.json").read_text())
+        for name, make in (("measured", measured), ("decided", decided)):
+            replace_table(DOCS / "experiments" / "ascent.md", f"{name}, {run}", make(results))

@@ -154,10 +154,21 @@ def test_curvatures_are_those_of_the_results():
     assert f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" in page.read_text()
 
 
+@pytest.mark.parametrize("file", ascent.RUNS)
 @pytest.mark.parametrize(("name", "make"), [("measured", ascent.measured), ("decided", ascent.decided)])
-def test_tables_of_equal_compute_are_those_of_the_results(name, make):
-    results = json.loads((ROOT / "experiments" / "ascent" / "compute.json").read_text())
-    assert read_table(ROOT / "docs" / "experiments" / "ascent.md", f"{name}, equal compute") == make(results)
+def test_tables_of_equal_compute_are_those_of_the_results(name, make, file):
+    results = json.loads((ROOT / "experiments" / "ascent" / f"{file}.json").read_text())
+    assert read_table(ROOT / "docs" / "experiments" / "ascent.md", f"{name}, {ascent.RUNS[file]}") == make(results)
+
+
+def test_the_replication_of_equal_compute_shares_no_seed_with_the_other_runs():
+    files = ("results", "compute", "replication")
+    seeds = [
+        {row["seed"] for row in json.loads((ROOT / "experiments" / "ascent" / f"{file}.json").read_text())["models"]}
+        for file in files
+    ]
+    assert [len(each) for each in seeds] == [5, 8, 5]
+    assert not seeds[2] & (seeds[0] | seeds[1])
 
 
 def test_the_decisions_of_linearity_are_those_of_the_results():
@@ -204,6 +215,7 @@ def answer_of(name, results):
         *((name, name.partition(", ")[2] or "results") for name in DECISIONS),
         *((name, "results") for name in ("published", "filtering", "specific_heat")),
         ("ascent", "compute"),
+        ("ascent", "replication"),
         ("published", "replication"),
         ("specific_heat, delayed", "delayed"),
     ],
@@ -285,6 +297,7 @@ SETTINGS = {  # results, and the settings that make them again
     "needed/curvature": curvatures.MODELS,
     "ascent/results": tied.EXTENDED,
     "ascent/compute": tied.GPU,
+    "ascent/replication": tied.REPLICATION,
     "specific_heat/results": heat.EXTENDED,
     "specific_heat/delayed": heat.DELAYED,
     "published/results": published_numbers.REDUCED,
