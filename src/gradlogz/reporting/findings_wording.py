@@ -269,7 +269,7 @@ def verdict_sentence(model: str, claims: Sequence[Summary], declarations: Declar
     if (number := tested + sum(beyond[verdict] for verdict in TESTED)) > 1:
         sentences.append(
             f"{number} verdicts are counted; the probability of a false one is at most 5 % for all claims of a model "
-            "together, and several models are not corrected for."
+            "together, if their nulls hold. Several models are not corrected for."
         )
     if described := sum(claim.verdict == "described" for claim in claims):
         sentences.append(f"Described without a test: {described}.")
