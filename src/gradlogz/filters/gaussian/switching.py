@@ -569,6 +569,8 @@ def _differentiable_pass(
 ) -> tuple[FilterState, Filtered] | None:
     """Run all steps in a compiled kernel whose gradient is compiled; None if no kernel supports them."""
     parameters, y, observed = series
+    if torch.compiler.is_compiling():  # torch.compile traces the torch path
+        return None
     if not isinstance(parameters, Parameters) or parameters.has is not None:
         return None
     name, names = filter_name(chosen.order), [name for name in Filtered._fields[:-1] if name in wanted]
