@@ -10,6 +10,7 @@ import torch
 from gradlogz import Prior, SwitchingFilter, smooth
 from gradlogz.filters import NonlinearMode, NonlinearModel, constant_velocity, range_bearing, unknown_turn, wrap_angles
 from gradlogz.kernels.filters import dispatch
+from support.recorded_kernel import alike, recorded
 from support.scales import close
 
 kernel = pytest.importorskip("gradlogz.kernels.filters.functions", reason="needs numba")
@@ -82,17 +83,7 @@ PRIOR = Prior(torch.tensor([0.0, 1.0, 0.0, 1.0, 0.05], dtype=F64), torch.eye(5, 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Results of the kernel, in the order of its calls."""
-    results, forward = [], kernel.forward
-    monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0)
-    monkeypatch.setattr(kernel, "forward", lambda *a, **o: results.append(forward(*a, **o)) or results[-1])
-    return results
-
-
-def alike(ours, theirs):
-    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
-        assert torch.equal(a.isnan(), b.isnan()), name
-        close(a.nan_to_num(0.0), b.nan_to_num(0.0), scale=float(b.nan_to_num(0.0).abs().max()) + 1)
+    return recorded(monkeypatch, kernel)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -18,6 +18,7 @@ from gradlogz.filters import (
     wrap_angles,
 )
 from gradlogz.kernels.filters import dispatch
+from support.recorded_kernel import alike, recorded
 from support.scales import close
 
 kernel = pytest.importorskip("gradlogz.kernels.filters.functions", reason="needs numba")
@@ -114,19 +115,7 @@ def by_torch(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Results of the kernel, in the order of its calls."""
-    results, forward = [], kernel.forward
-    monkeypatch.setattr(dispatch, "WORTH_FILTERING", 0)
-    monkeypatch.setattr(kernel, "forward", lambda *a, **o: results.append(forward(*a, **o)) or results[-1])
-    return results
-
-
-def alike(ours, theirs):
-    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
-        assert a.shape == b.shape, name
-        assert torch.equal(a.isnan(), b.isnan()), name
-        a, b = a.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf), b.nan_to_num(0.0, math.inf, -math.inf)
-        close(a, b, scale=float(torch.where(b.isfinite(), b, 0.0).abs().max()) + 1)
+    return recorded(monkeypatch, kernel)
 
 
 @by_model

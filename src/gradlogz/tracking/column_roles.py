@@ -94,7 +94,7 @@ def roles_of(names: Sequence[str], choice: Mapping[str, str], *, with_velocity: 
     missing = [quantity for quantity in (*needed, *(VELOCITY if with_velocity else ())) if quantity not in roles]
     if missing:
         example = f"columns={{{missing[0]!r}: NAME}} (--column {missing[0]}=NAME)"
-        remedy = f"Pass its name as {example}; the columns are {', '.join(map(shown, names))}."
+        remedy = f"Name it: {example}; the columns are {', '.join(map(shown, names))}."
         raise InputValueError("track", "columns", f"the column {missing[0]!r} is missing", remedy)
     _check_units(roles)
     return roles
